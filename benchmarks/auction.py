@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from themis_bridge import Bid, JobInfo, clear_auction, independent_finish_time
-from themis_bridge.auction import _bidder_rows, _Shaped
+from themis_bridge.auction import Shaped, bidder_rows
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
@@ -66,8 +66,8 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
 
 def relaxed_value(bids: Sequence[Bid], where: Mapping[Any, Gpu]) -> float:
     """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
-    layout = _Shaped(where)
-    return WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
+    layout = Shaped(where)
+    return WinnerDetermination([bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
 
 
 def any_subset(values: list[Valuation], gpus: int) -> float:

@@ -89,7 +89,8 @@ def _pool(devices: _Devices, starts: int) -> Iterator[WorkerPool]:
         patch(strategy, lambda *args, **named: None),
         patch.object(NewProcesses, "_needed_before_start", lambda pool: {}),
     ):
-        yield WorkerPool(layout(len(devices.nodes)), devices, "job")
+        plan = layout(len(devices.nodes))
+        yield WorkerPool(plan, devices, NewProcesses(plan, devices, "job"))
 
 
 def _busy_engine(trials: int, devices: int) -> Any:

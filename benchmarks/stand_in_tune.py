@@ -73,6 +73,7 @@ def standing_alone(
         for target, name, stand_in in (
             (tuning_job, "set_up_devices", lambda *args, **named: setup),
             (tuning_job, "hold_devices", lambda *args, **named: devices),
+            (tuning_job, "NewProcesses", lambda *asked: None),
             (tuning_job, "WorkerPool", pool),
             (tuning_job, "ExperimentFolder", lambda storage, restored: folder),
             (snapshots, "store_whole_files", lambda *asked: None),

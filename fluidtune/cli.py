@@ -274,7 +274,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     from fluidtune.report.json_text import versioned
     from fluidtune.twin import forecast
 
-    counts = sorted(set(_counts(sizes)))
+    counts = sorted(set(device_counts(sizes)))
     job = job_of(source, trials, iterations)
     held = counts_held(job, counts)
     found = [forecast(job, count) for count in held]
@@ -291,7 +291,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     _write(lambda: [plan_png(job, found, out)], apart=as_json)
 
 
-def _counts(sizes: str) -> list[int]:
+def device_counts(sizes: str) -> list[int]:
     """The numbers of devices that ``--devices`` lists."""
     from fluidtune.serving.capacity import MOST_DEVICES
 
@@ -520,12 +520,12 @@ def status(address: str, as_json: bool) -> None:
     changed = [f"{name} {value}" for name, value in found["settings"].items() if value != defaults[name]]
     lines = [f"  settings: {', '.join(changed) or 'the defaults'}"]
     lines += [f"  trouble: {trouble}" for trouble in found["trouble"]]
-    lines += [line for name, app in found["apps"].items() for line in _app_lines(name, app, found["unit"])]
+    lines += [line for name, app in found["apps"].items() for line in app_lines(name, app, found["unit"])]
     for line in lines:
         click.echo(printable(line))
 
 
-def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
+def app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
     """One app of the arbiter's status; ``unit``: what is leased."""
     rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} with {app['rho_gpus']} at its last report"
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
@@ -767,7 +767,7 @@ def serve_plan(
         raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
     served = capacity.models_of(source, slo, starts)
     needed = capacity.devices_for(served, rate)
-    found = [capacity.forecast(served, count, rate) for count in sorted({needed, *_counts(sizes)})]
+    found = [capacity.forecast(served, count, rate) for count in sorted({needed, *device_counts(sizes)})]
     Console().print(capacity.render(found, rate, slo))
     click.echo(f"{needed} {'device is' if needed == 1 else 'devices are'} needed for {rate:g} requests/s")
 

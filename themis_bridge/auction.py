@@ -119,8 +119,8 @@ def clear_auction(bids: Iterable[Bid], where: Mapping[Any, Gpu], *, seconds: flo
         bid.check(offer)
     if not bids:
         return Clearing({}, {}, {}, offer, 0.0, 0.0, True)
-    layout = _Shaped(where)
-    tables = [_bidder_rows(bid, layout) for bid in bids]
+    layout = Shaped(where)
+    tables = [bidder_rows(bid, layout) for bid in bids]
     problem = WinnerDetermination([table for table, _ in tables], layout.capacity, seconds)
     best = problem.solve()
     won = {bid.app: rows[i] for bid, (_, rows), i in zip(bids, tables, best.rows, strict=True)}
@@ -146,7 +146,7 @@ def clear_auction(bids: Iterable[Bid], where: Mapping[Any, Gpu], *, seconds: flo
     )
 
 
-def _kept(bid: Bid, won: Gpus, share: float, layout: _Shaped) -> Gpus:
+def _kept(bid: Bid, won: Gpus, share: float, layout: Shaped) -> Gpus:
     """The floor(c * k) of the k won GPUs that are kept: the listed subset with the lowest rho, else the densest one.
 
     GPUs are indivisible, and so are gangs, so the fraction is rounded down.
@@ -161,7 +161,7 @@ def _kept(bid: Bid, won: Gpus, share: float, layout: _Shaped) -> Gpus:
     return frozenset(layout.densest(won)[:size])
 
 
-def _bidder_rows(bid: Bid, layout: _Shaped) -> tuple[BidderRows, list[Gpus]]:
+def bidder_rows(bid: Bid, layout: Shaped) -> tuple[BidderRows, list[Gpus]]:
     """The bid's rows for the solver, and the GPUs of each. A row is left out if a better one uses no more."""
     rows = sorted(bid.rho, key=lambda row: (bid.rho[row], len(row)))
     uses = layout.uses(rows, bid.gang)
@@ -190,7 +190,7 @@ def shape(counts: Iterable[int], gang: int) -> Counter[int]:
     return +pieces
 
 
-class _Shaped:
+class Shaped:
     """The resources of an auction: a row stands for its `shape`, and the solver needs no machine.
 
     Sizes of pieces are powers of two. Therefore a set of pieces fits into the machines if and only if, for every size

@@ -123,9 +123,11 @@ def worker_environment() -> dict[str, str]:
 
 
 class NewProcesses:
-    """Belongs to one pool. ``mps``: see `WorkerPool`. ``fork``: processes are forked where that is possible."""
+    """Belongs to one pool. ``mps``: how processes share a GPU under MPS. ``fork``: they are forked where possible."""
 
-    def __init__(self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None, fork: bool) -> None:
+    def __init__(
+        self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None = None, fork: bool = False
+    ) -> None:
         self._layout, self._devices, self._job, self._mps = plan, devices, job, mps
         #: `Worker` as Ray's class of actors, from the first start on. Ray pickles and exports each one that is made,
         #: which takes the driver 18 ms of CPU time, and a start 1 ms (median of 15 starts, Ray 2.60).

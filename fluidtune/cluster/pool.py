@@ -29,7 +29,6 @@ from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import is_here
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
-from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.ray_compat.descent import end_made_by
 from salus_share.mps import ANSWER_S, end_client
 
@@ -58,25 +57,22 @@ class WorkerPool:
 
     One thing: a worker's life, from its start to its end, changes in one place.
 
-    ``mps``: how the processes of one GPU share it under MPS, None: without. ``fork``: processes are forked where that
-    is possible. ``spares``: the next process of a device is started while a trial runs there. ``divided``: a device's
-    memory is divided among its trials, so that nothing starts there while a trial is unloaded.
+    ``new``: starts its processes. ``spares``: the next process of a device is started while a trial runs there.
+    ``divided``: a device's memory is divided among its trials, so that nothing starts there while a trial is unloaded.
     """
 
     def __init__(
         self,
         plan: Layout,
         devices: DeviceSource,
-        job: str,
-        mps: MpsSettings | None = None,
-        fork: bool = False,
+        new: NewProcesses,
         spares: bool = False,
         divided: bool = False,
     ):
         self._layout = plan
         self._devices = devices
         self._killing = Killing(devices)
-        self._new = NewProcesses(plan, devices, job, mps, fork)
+        self._new = new
         self._spares = spares
         self._divided = divided
         #: Processes of this machine that were told to end and have served trials, which may have left exit handlers.

@@ -21,6 +21,7 @@ from fluidtune import hash_seed
 from fluidtune.cluster.hosting.commit_stores import delete_commits
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec
 from fluidtune.cluster.hosting.train_workers import TrainRoom
+from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.engine import Engine
@@ -129,9 +130,7 @@ class TuningJob:
         self.pool = WorkerPool(
             self.setup.layout,
             self.devices,
-            self.name,
-            self.setup.mps,
-            fork=settings.fork_server,
+            NewProcesses(self.setup.layout, self.devices, self.name, self.setup.mps, settings.fork_server),
             spares=settings.fork_server and not self.reuses,
             divided=self.setup.lanes is not None,
         )

@@ -85,13 +85,3 @@ def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
         shares = [share(name, start, end) for name in names]
         assert sum(shares) == pytest.approx(1, rel=0.05)
         assert shares == pytest.approx([1 / len(names)] * len(names), rel=0.05)
-
-
-def test_a_paused_job_pays_for_moving_and_loses_nothing() -> None:
-    long, short = Need(10**9, 10**8, 1.0), Need(8 * 10**8, 10**8, 1.0)
-    jobs = [job("a", 10, need=long), job("b", 2, arrival=2.5, need=short)]
-    records = simulate(jobs, 1.6e9, policy("SRTF"))
-    # a stops at 3, has left at 4, b runs to 6, a is loaded at 7 and has 7 s to go.
-    assert records["a"].pauses == 1
-    assert records["b"].ended == pytest.approx(6)
-    assert records["a"].ended == pytest.approx(14)

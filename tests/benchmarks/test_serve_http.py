@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks import serve_http_client
 from benchmarks.serve_http_client import Client
 from benchmarks.serve_real import Load
 
@@ -71,11 +70,6 @@ class TestClient:
         assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
         assert found["failed"] == 0
         assert found["p99_ms"] > 0 and found["refused_p99_ms"] > 0
-
-    def test_the_closed_load_counts_every_answer(self, door, monkeypatch):
-        monkeypatch.setattr(serve_http_client, "CLIENTS", 8)
-        rate = a_client(door).closed(0.3)
-        assert rate * 0.3 == pytest.approx(door.answered)
 
     def test_an_answer_that_is_not_the_models_ends_the_benchmark(self, door):
         with pytest.raises(RuntimeError, match="is not that of the model, 8"):

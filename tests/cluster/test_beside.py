@@ -17,9 +17,7 @@ from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing import beside
 from fluidtune.cluster.sharing.beside import Turn
-from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
-from fluidtune.tune.executor import FluidExecutor
 from salus_share.gate import Gate
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import READY
@@ -83,18 +81,11 @@ def test_without_a_seat_everybody_goes_on_and_says_so(caplog, tmp_path):
     ]
 
 
-def test_an_error_of_the_iteration_is_its_own(monkeypatch, tmp_path):
-    turn = Turn("trials", served=False, directory=tmp_path)
-    monkeypatch.setattr(turn, "_enter", lambda stack: None)
+def test_an_error_of_the_iteration_is_its_own(lane):
+    turn = Turn("trials", served=False, directory=lane)
     with pytest.raises(beside.SalusError, match="of the trial's own"), turn.taken():
         raise beside.SalusError("of the trial's own")
-
-
-@pytest.mark.parametrize("given", [{}, {"devices": "cpu:2"}, {"devices": "cpu:1", "lanes": "FAIR"}])
-def test_what_cannot_take_turns(given):
-    with pytest.raises(FluidTuneError, match=r'beside=True with .*; use devices="cpu:1" without lanes'):
-        FluidExecutor(beside=True, **given)
-    assert FluidExecutor(devices="cpu:1", beside=True).beside
+    turn.leave()
 
 
 class Told(Trainable):

@@ -14,9 +14,7 @@ from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
-from fluidtune.errors import FluidTuneError
-from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.tune.executor import FluidExecutor
+from fluidtune.profiles import Profile
 from salus_share import private_files
 from salus_share.errors import SalusError
 
@@ -115,16 +113,6 @@ def test_emulated_devices_take_next_to_nothing_of_the_cluster():
     assert found.most * found.bundle["CPU"] < 0.2
     half = layout(DeviceSpec.parse("emulated:2"), {"GPU": 0.5}, {"CPU": 2.0}, max_packing=1)
     assert (half.share, half.packing) == (0.5, 2)
-
-
-def test_settings_that_cannot_be_are_refused(tmp_path: Path):
-    with pytest.raises(FluidTuneError, match="emulated:N"):
-        FluidExecutor(devices="emulated")
-    with pytest.raises(FluidTuneError, match="is for emulated devices"):
-        FluidExecutor(devices="cpu:2", profile="p.json")
-    with pytest.raises(FluidTuneError, match="cannot be read"):
-        FluidExecutor(devices="emulated:2", profile=str(tmp_path / "none.json"))
-    assert FluidExecutor(devices="emulated:2").emulated_profile() is DEFAULT
 
 
 def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, monkeypatch):

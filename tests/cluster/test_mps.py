@@ -191,27 +191,22 @@ def test_an_error_after_which_cuda_still_works_is_the_trials_own(node: Node, mon
         failed(found, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
-def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_of_one_gpu_start_under_mps_and_those_of_several_without(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[tuple[Any, ...]] = []
     actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
-    monkeypatch.setattr(new_processes.ray, "remote", lambda cls: actor)
     # Ray would start a cluster.
-    monkeypatch.setattr(new_processes.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    context = SimpleNamespace(runtime_env={})
+    stand_in = SimpleNamespace(remote=lambda cls: actor, get_runtime_context=lambda: context, nodes=lambda: [])
+    monkeypatch.setattr(new_processes, "ray", stand_in)
     monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda pool: {})
-    holding = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)
+    holding: Any = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)
     plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
-    pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
-    for device in (0, 1):
-        worker = pool.start_worker(device)
-        worker.info = WorkerInfo(1, [str(device)])
-        pool.note_gpu(worker)
-    pool.start_worker(1, others=(0,))
-    WorkerPool(plan, holding, "job").start_worker(0)
-    assert [args[2] for args in handed] == [MpsSettings(1 << 30), MpsSettings(1 << 30), None, None]
-    assert handed[2][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
+    for mps_settings in (MpsSettings(1 << 30), None):
+        new = NewProcesses(plan, holding, "job", mps_settings)
+        new.start(0, None)
+        new.start(1, ["1", "0"], several=True)
+    assert [args[2] for args in handed] == [MpsSettings(1 << 30), None, None, None]
+    assert handed[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
 def holds_its_gpu(config: dict[str, Any]) -> None:
@@ -292,7 +287,8 @@ def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
         monkeypatch.setenv("MPS_STANDIN_SERVER", str(server))
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
         here = ray.get_runtime_context().get_node_id()
-        pool = WorkerPool(Layout("gpu", 1, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}), SimpleNamespace(nodes={0: here}), "job")
+        plan, devices = Layout("gpu", 1, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}), SimpleNamespace(nodes={0: here})
+        pool = WorkerPool(plan, devices, NewProcesses(plan, devices, "job"))
         actor = ray.remote(Client).remote(node.uuids[0])
         pid = ray.get(actor.pid.remote())
         worker = PooledWorker("w", 0, actor, 0.0, starting=False, info=WorkerInfo(pid, mps=True))

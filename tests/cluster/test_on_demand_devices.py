@@ -308,28 +308,6 @@ def test_nothing_grows_while_others_wait_for_what_it_would_take(
     assert len(cluster.held()) == held
 
 
-def test_what_trials_have_grown_to_is_given_back_to_others_that_wait(cluster: Cluster) -> None:
-    cluster.free = ["n"] * 3
-    job = Job()
-    job.wait(3)
-    job.poll()
-    job.used |= {0, 1, 2}
-    job.waiting, job.demand = 0, DeviceDemand({}, growing=1, grown=(1, 2))
-    cluster.state = ClusterState([({"CPU": 3.0}, {})], [{"CPU": 1.0}])
-    job.poll()
-    assert job.source.leaving() == [], "a task may just be about to start"
-    cluster.now += YIELD_AFTER_S
-    assert job.poll() == ({}, [])
-    assert job.source.leaving() == [2] and job.source.leaving() == []
-    job.used.remove(2)
-    job.demand = DeviceDemand({}, growing=1, grown=(1,))
-    assert job.poll() == ({}, [2])
-    cluster.state = ClusterState([({"CPU": 3.0}, {"CPU": 1.0})], [])
-    cluster.now += 1.0
-    job.poll()
-    assert len(cluster.held()) == 2, "no growth for a while"
-
-
 def test_a_trial_that_does_not_shrink_for_others_loses_the_device_after_a_while(cluster: Cluster) -> None:
     cluster.free = ["n"] * 2
     job = Job()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.forks import nodes
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, Use
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
@@ -37,44 +39,86 @@ class Actor:
         return Leaving(self)
 
 
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch):
-    """A question to Ray would start a cluster. Seen: the fast tests left its processes behind."""
-    before = pool_module.ray.is_initialized()
-    context = SimpleNamespace(runtime_env={}, get_node_id=lambda: "another")
-    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: context)
-    yield
-    assert pool_module.ray.is_initialized() == before
+class Processes(NewProcesses):
+    """Stand-ins for processes: ``ended``, those that were told to end; ``seen``, the GPUs that each was to see."""
 
+    def __init__(self, plan: Layout, devices: Any) -> None:
+        super().__init__(plan, devices, "job")
+        self.ended: list[Any] = []
+        self.seen: list[list[str] | None] = []
 
-@pytest.fixture
-def pool(monkeypatch):
-    def start(self, device, visible, spare=False, several=False):
-        self._count += 1
-        seen.append(visible)
-        name, actor = f"w{self._count}", Actor(ended)
+    def start(self, device: int, visible: list[str] | None, spare: bool = False, several: bool = False) -> PooledWorker:
+        self.seen.append(visible)
+        name, actor = f"w{len(self.seen)}", Actor(self.ended)
         if spare:
             return PooledWorker(name, device, actor, 0.0, started_for="spare", use=Use.IDLE)
         return PooledWorker(name, device, actor, 0.0, started_for="trial" if visible is None else "several")
 
-    def wait(futures, num_returns, timeout):
+    def can_spare(self, device: int) -> bool:
+        return True
+
+
+class Ray:
+    """Stands for Ray, which would start a cluster. It starts nothing and notes everything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.classes: list[Any] = []
+        self.options: list[dict[str, Any]] = []
+        self.args: list[tuple[Any, ...]] = []
+        self.killed: list[Any] = []
+        self.cores = {"one-node": 3.0, "other": 0.0}
+        #: The node of this process.
+        self.here = "another"
+        self.kill = self.killed.append
+        for module in (pool_module, new_processes, nodes):
+            monkeypatch.setattr(module, "ray", self)
+        monkeypatch.setattr(pool_module, "end_made_by", lambda actor: None)
+        monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(runtime_env={}, get_node_id=lambda: self.here)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": each, "Alive": True, "Resources": {"CPU": cores}} for each, cores in self.cores.items()]
+
+    def wait(self, futures: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         ready = [future for future in futures if not future.actor.hangs]
         if not ready:
             time.sleep(timeout)
         return ready[:num_returns], [future for future in futures if future not in ready[:num_returns]]
 
-    killed, ended, seen = [], [], []
-    monkeypatch.setattr(NewProcesses, "start", start)
-    monkeypatch.setattr(pool_module.ray, "kill", killed.append)
-    monkeypatch.setattr(pool_module, "end_made_by", lambda actor: None)
-    monkeypatch.setattr(pool_module.ray, "wait", wait)
-    nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
-    monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
-    there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
+    def remote(self, cls: Any) -> Any:
+        self.classes.append(cls)
+        actor = SimpleNamespace(options=lambda **options: self.options.append(options) or actor)
+        actor.remote = lambda *args: self.args.append(args)
+        return actor
+
+    def pool(self, layout: Layout, devices: Any) -> WorkerPool:
+        devices.group, devices.bundle = lambda device: "g", lambda device: device
+        return WorkerPool(layout, devices, NewProcesses(layout, devices, "job"))
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    return Ray(monkeypatch)
+
+
+CORES = Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
+
+
+def pool_of(plan: Layout, ray: Ray, **how: bool) -> Any:
+    """A pool of stand-ins for processes, on five devices of one node and three of another."""
+    there: Any = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
     there.group = lambda device: f"group-{device}"
-    made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job", spares=True)
-    made.killed, made.ended, made.seen = killed, ended, seen
+    new = Processes(plan, there)
+    made: Any = WorkerPool(plan, there, new, **how)
+    made.killed, made.ended, made.seen, made.devices = ray.killed, new.ended, new.seen, there
     return made
+
+
+@pytest.fixture
+def pool(asked: Ray) -> Any:
+    return pool_of(CORES, asked, spares=True)
 
 
 def taken(pool: WorkerPool, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
@@ -99,8 +143,7 @@ def test_a_worker_that_was_discarded_while_it_unloaded_does_not_come_back(pool):
     assert pool.take_idle_worker(0) is None
 
 
-def test_a_spare_is_idle_until_a_trial_takes_it(pool, monkeypatch):
-    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
+def test_a_spare_is_idle_until_a_trial_takes_it(pool):
     first = taken(pool, 0)
     assert pool.start_spares() == [], "the process of the trial is starting itself"
     first.starting = False
@@ -110,10 +153,9 @@ def test_a_spare_is_idle_until_a_trial_takes_it(pool, monkeypatch):
     assert taken(pool, 0) is spare and spare.use is Use.SERVING
 
 
-def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unloaded(pool, monkeypatch):
+def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unloaded(asked):
     # It holds what the next one was promised.
-    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
-    divided = WorkerPool(pool._layout, pool._devices, "job", spares=True, divided=True)
+    divided = pool_of(CORES, asked, spares=True, divided=True)
     first = taken(divided, 0)
     first.starting = False
     (spare,) = divided.start_spares()
@@ -125,15 +167,14 @@ def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unload
     assert divided.can_serve(0) and taken(divided, 0) is spare
 
 
-def test_a_job_that_uses_its_processes_again_has_no_spare(pool, monkeypatch):
-    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
-    again = WorkerPool(pool._layout, pool._devices, "job", fork=True)
+def test_a_job_that_uses_its_processes_again_has_no_spare(asked):
+    again = pool_of(CORES, asked)
     taken(again, 0).starting = False
     assert again.start_spares() == []
 
 
-def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
-    pool._layout = Layout("gpu", 9, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(asked):
+    pool = pool_of(Layout("gpu", 9, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}), asked, spares=True)
     assert pool.unknown_gpus(0, (1,)) == [0, 1] and pool.unknown_gpus(0, ()) == []
     idle, other = taken(pool, 0), taken(pool, 1)
     assert pool.start_probe(1) is None, "its worker is starting, and will say"
@@ -149,7 +190,7 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     assert pool.seen == [None, None, ["7", "8"]]
     pool.return_worker(wide)
     assert pool.take_idle_worker(0) is None and pool.ended == [idle.actor, wide.actor] and not pool.killed
-    pool._devices.group = lambda device: f"later-group-{device}"
+    pool.devices.group = lambda device: f"later-group-{device}"
     assert pool.unknown_gpus(0, (1,)) == [0, 1], "another lease of the device may be another GPU"
     probe = pool.start_probe(0)
     assert probe is not None and pool.seen[-1] is None and probe.started_for == "trial"
@@ -180,17 +221,15 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, monkeypatch, serves):
+def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, asked, monkeypatch, serves):
     # Seen: the end of each run waited 0.3 s for a process in which nothing was left to do.
-    last, waited = taken(pool, 0), []
-    last.starting = False
+    last, waited, asked.here = taken(pool, 0), [], "one-node"
+    last.starting, last.info = False, WorkerInfo(os.getpid())
     if not serves:
         pool.return_worker(last)
-    process = SimpleNamespace(is_running=lambda: True)
-    monkeypatch.setattr(pool, "_local_process", lambda worker: process)
     monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.extend(processes))
     pool.close()
-    assert pool.ended == [last.actor] and waited == [process] * serves
+    assert pool.ended == [last.actor] and [each.pid for each in waited] == [os.getpid()] * serves
 
 
 def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
@@ -212,11 +251,11 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
     given = {"AWS_SESSION_TOKEN": "a", "RAY_CHDIR_TO_TRIAL_DIR": "0", "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3"}
     for name, value in {**given, "HOME_GROWN": "x"}.items():
         monkeypatch.setenv(name, value)
-    environment = WorkerPool(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), None, "job")._new.environment
+    environment = NewProcesses(CORES, SimpleNamespace(), "job").environment
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
 
 
-def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers(pool):
+def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers(asked):
     # Seen: with 1,000 requests for workers a look at them took 14 ms and more.
     def calls() -> int:
         count = 0
@@ -232,44 +271,14 @@ def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers
             sys.setprofile(None)
         return count
 
-    pool._layout = Layout("cpu", 9, {"CPU": 1.0}, 1.0, 200, {"CPU": 1.0})
+    pool = pool_of(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 200, {"CPU": 1.0}), asked)
     for _ in range(200):
         taken(pool, 0).starting = False
     before = calls()
     for device in range(10, 200):
-        pool._devices.nodes[device] = f"node{device}"
+        pool.devices.nodes[device] = f"node{device}"
         taken(pool, device)
     assert calls() <= before
-
-
-class Ray:
-    """Stands for what `NewProcesses` asks of Ray; it starts nothing and notes everything."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.classes: list[Any] = []
-        self.options: list[dict[str, Any]] = []
-        self.args: list[tuple[Any, ...]] = []
-        self.alive = ["first"]
-        actor = SimpleNamespace(options=lambda **options: self.options.append(options) or actor)
-        actor.remote = lambda *args: self.args.append(args)
-        monkeypatch.setattr(pool_module.ray, "remote", lambda cls: self.classes.append(cls) or actor)
-        monkeypatch.setattr(pool_module.ray, "nodes", self.nodes)
-        monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": each, "Alive": True, "Resources": {}} for each in self.alive]
-
-    def pool(self, layout: Layout, devices: Any) -> WorkerPool:
-        devices.group, devices.bundle = lambda device: "g", lambda device: device
-        return WorkerPool(layout, devices, "job")
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    return Ray(monkeypatch)
-
-
-CORES = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
 
 
 def test_the_class_of_the_workers_is_handed_to_ray_once(asked: Ray) -> None:
@@ -299,10 +308,10 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
     monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
-    devices = SimpleNamespace(nodes={0: "first"})
+    devices, asked.cores = SimpleNamespace(nodes={0: "first"}), {"first": 1.0}
     pool = asked.pool(CORES, devices)
     pool.start_worker(0)
-    asked.alive.append("second")
+    asked.cores["second"] = 1.0
     devices.nodes[1] = "second"
     pool.start_worker(1)
     assert [options["runtime_env"] for options in asked.options] == [None, needed]

@@ -124,21 +124,6 @@ def in_a_process(tmp_path: Path) -> Any:
         yield call
 
 
-def saved_after_a_loss(folder: str) -> None:
-    train(hosting(folder), 5)  # the last commit is of iteration 4
-    for delivered in (4, 5):
-        again = hosting(folder, delivered)
-        kept = again.save(os.path.join(folder, f"kept-{delivered}"))
-        assert kept.checkpoint is not None
-        steps = Path(kept.checkpoint.path, "steps").read_text()
-        assert steps == f"{delivered}.0", steps
-        assert train(again, 1)[0]["steps"] == delivered + 1
-
-
-def test_a_save_that_comes_first_after_a_loss_has_what_was_trained(in_a_process: Any) -> None:
-    in_a_process(saved_after_a_loss)
-
-
 def moved(folder: str, saved: int) -> None:
     train(hosting(folder), 6)  # the last commit is of iteration 5
     second = hosting(folder, delivered=6)

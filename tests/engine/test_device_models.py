@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.device_table import DeviceModels
-from tests.engine.helpers import Bench, book, elastic, grows, plain, resize, start
-from tests.engine.invariants import check_engine, check_models
+from tests.engine.helpers import Bench, grows, plain, resize, start
+from tests.engine.invariants import check_models
 
 FAST, SLOW = "H100", "L4"
 
@@ -76,29 +73,3 @@ def test_what_is_known_of_models(notes: list[tuple[int, str | None]], device: in
     alike = [at for at in range(8) if models.alike(device, at)]
     assert alike == [at for at in range(8) if known.get(at, known.get(device)) == known.get(device, known.get(at))]
     assert sorted(at for part in models.by_model(range(8)) for at in part) == list(range(8))
-
-
-def instructions(seed: int, models: str, elastics: int) -> list:
-    """What an engine on 6 devices says in a job of made-up trials. ``models``: those that are told, see `told`."""
-    draw = random.Random(seed)
-    engine, out = Engine(max_packing=draw.choice([None, 1, 2])), []
-    batch: list = [m.DeviceGained(device, f"node{device // 3}") for device in range(6)]
-    batch.append(m.GroupAnnounced("g", draw.random() < 0.5))
-    batch += [(elastic if at < elastics else plain)(f"t{at}", draw.randint(1, 30)) for at in range(draw.randint(1, 9))]
-    late = told(models)
-    random.Random(seed).shuffle(late)
-    for now in range(60):
-        said = engine.handle(*batch, now=float(now))
-        check_engine(engine)
-        out += said
-        batch = [m.Resized(each.trial, each.devices, 0.1) for each in said if isinstance(each, m.Resize)]
-        running = [name for name in engine.held_devices() if engine.trial(name).status == "running"]
-        for name in draw.sample(running, min(len(running), 3)):
-            view = engine.trial(name)
-            if book(engine, name).iterations == 0:
-                batch.append(m.TrialEnded(name, "stopped"))
-            elif name not in {each.trial for each in batch}:
-                batch.append(m.Result(name, draw.choice([0.5, 1.0]), view.width, 0.2))
-        if late and batch:
-            batch.append(late.pop())
-    return out

@@ -106,15 +106,6 @@ def test_a_trial_that_loses_a_device_and_ends_is_told_nothing():
     assert bench(m.DeviceLost(1), m.TrialEnded("a", "stopped")) == [release("a", (0,))]
 
 
-def test_a_device_that_was_promised_is_lost_before_the_resize_is_answered():
-    bench = Bench(3)
-    assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
-    assert bench(m.DeviceLost(1), plain("b")) == [release("a", (2,)), resize("a", (0,)), start("b", (2,), 1.0)]
-    assert bench(m.Resized("a", (0, 1, 2), 0.0)) == [], "an answer to what was called off"
-    assert bench.engine.held_devices() == {"a": (0,), "b": (2,)}
-    assert bench(m.Resized("a", (0,), 0.0)) == []
-
-
 def wide(width: int) -> Bench:
     """Trial a is on all devices."""
     bench = Bench(width)

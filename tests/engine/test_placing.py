@@ -137,13 +137,6 @@ def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
     assert set(holders(bench.engine)) == {1}
 
 
-def test_a_wide_trial_that_lost_a_device_gives_back_the_others():
-    bench = Bench(2)
-    assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
-    assert bench(m.Resized("a", (0, 1), 0.1)) == []
-    assert bench(m.DeviceLost(0)) == [release("a", (1,)), resume("a", (1,), 1.0)]
-
-
 def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
     bench = Bench(1)
     bench(elastic("a", 5))

@@ -189,20 +189,6 @@ def test_a_wide_trial_without_a_known_end_makes_room():
     assert bench(m.Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
-def test_dynamic_fluid_takes_from_one_to_give_to_another():
-    """a scales badly and holds 3 of 4 devices, and b is as tall. When b lacks devices, a shrinks."""
-    bench = Bench(4)
-    assert bench(elastic("a", 1000), plain("z", 1)) == [start("a", (0, 1, 2), 1.0), start("z", (3,), 1.0)]
-    bench.results("a", 1.0, 1)
-    bench(m.Resized("a", (0, 1, 2), 0.1))
-    bench.results("a", 0.45, 4, width=3)
-    bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(*grows("b"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
-    assert out == [resize("b", (3, 9)), resize("a", (0,))]
-    assert bench(m.Resized("b", (3, 9), 0.1), m.Resized("a", (0,), 0.1)) == [release("a", (1, 2))]
-    assert bench(m.Result("b", 0.6, 2)) == [resize("b", (3, 9, 1, 2))]
-
-
 def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])
@@ -321,15 +307,6 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
 # --- devices that leave
 
 
-def test_nothing_starts_on_a_leaving_device():
-    bench = Bench(2)
-    bench(m.DeviceLeaving(0))
-    assert bench.engine.idle_devices == (1,)
-    assert bench(plain("a"), plain("b")) == [start("a", (1,), 1.0)]
-    assert bench.engine.waiting == ("b",)
-    assert bench(m.DeviceLost(0)) == []
-
-
 def test_a_trial_with_checkpoints_is_moved():
     bench = Bench(2)
     bench(m.TrialAdded("a", "g", "checkpointing", 100))
@@ -358,13 +335,6 @@ def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
     assert bench(m.DeviceLeaving(0)) == []
     assert bench(m.Result("a", 1.0, 1)) == []
     assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
-
-
-def test_a_plain_trial_still_there_when_the_device_is_lost_starts_again():
-    bench = Bench(2)
-    bench(plain("a"))
-    bench(m.DeviceLeaving(0))
-    assert bench(m.DeviceLost(0)) == [resume("a", (1,), 1.0)]
 
 
 @pytest.mark.parametrize("device", [0, 7])

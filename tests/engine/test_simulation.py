@@ -26,8 +26,6 @@ class World:
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
-    #: Integral of busy devices over time.
-    busy: float = 0.0
     resizes: int = 0
     order: count = field(default_factory=count)
     heap: list = field(default_factory=list)
@@ -38,7 +36,6 @@ class World:
         total = len(holders(self.engine))
         while self.heap:
             at, _, kind, trial, devices = heapq.heappop(self.heap)
-            self.busy += (at - self.now) * (total - len(self.engine.idle_devices))
             self.now = at
             if self.done.get(trial, 0) >= self.todo[trial][0]:
                 continue
@@ -75,21 +72,6 @@ class World:
             if isinstance(instruction, m.Resize) or (isinstance(instruction, m.Start) and len(instruction.devices) > 1):
                 self.push(self.pause, "resized", instruction.trial, instruction.devices)
             assert isinstance(instruction, (m.Start, m.Resize, m.Release))
-
-    def utilisation(self) -> float:
-        return self.busy / (self.now * len(holders(self.engine)))
-
-
-def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 30, **settings):
-    engine = Engine(**settings)
-    todo = {f"t{k}": (iterations(k), 1.0 + 0.1 * (k % 4)) for k in range(trials)}
-    world = World(engine, todo)
-    makespan = world.run(
-        *[m.DeviceGained(d, f"n{d // 8}") for d in range(devices)],
-        m.GroupAnnounced("g"),
-        *[m.TrialAdded(name, "g", kind, left) for name, (left, _) in todo.items()],
-    )
-    return world, makespan
 
 
 def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts():

@@ -30,8 +30,6 @@ GOES_ON_AFTER = {
     "elastic": lambda kept, last: kept == 0 and last <= 2,
 }
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def reported(storage: Path) -> dict[float, list[dict]]:
     """The rows of each trial's result.json, by the trial's x."""

@@ -99,16 +99,6 @@ def test_packing_limit_is_the_largest_p_before_the_first_that_fails(alpha: float
     assert limit == most or not pays(limit + 1)
 
 
-def test_lower_bound_by_hand() -> None:
-    loads = [TrialLoad("a", 100.0, 1.2, 1.1), TrialLoad("b", 10.0)]
-    # a alone needs 100 / 3 * 1.21 on min(d, n) = 3 devices; areas are 100 * 1.2 / 2 and 10 / 2.
-    assert lower_bound(loads, 3, c=2, d=4) == pytest.approx(100 / 3 * 1.21)
-    assert lower_bound(loads, 1, c=2, d=4) == pytest.approx(100.0)
-    assert lower_bound([TrialLoad(f"t{i}", 10.0) for i in range(8)], 2, c=2, d=4) == 20
-    assert lower_bound([], 3, c=2, d=4) == 0
-    assert lower_bound([TrialLoad("z", 0.0)], 3, c=2, d=4) == 0
-
-
 @given(groups())
 def test_lower_bound_is_the_formula(group: Group) -> None:
     loads, n, c, d = group

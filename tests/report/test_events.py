@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from fluidtune.report.events import EVENT_LOG_NAME, EventLogError, read_events
-from fluidtune.report.fold import fold_of
-from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 from tests.report.makers import log_in
 
@@ -125,16 +123,6 @@ def test_another_file_is_refused_with_its_name(tmp_path, content):
     path.write_text(content)
     with pytest.raises(EventLogError, match=r"result\.json is not a FluidTune event log: line 1"):
         read_events(path)
-
-
-def test_find_log_and_load(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no event log in the directory"):
-        find_log(tmp_path)
-    with closing(log_in(tmp_path)) as log:
-        log.write("trial_suspended", trial="a")
-    path = tmp_path / EVENT_LOG_NAME
-    assert find_log(tmp_path) == find_log(path) == path
-    assert fold_of(tmp_path).counts == fold_of(str(path)).counts == fold_of(read_events(path)).counts
 
 
 def test_a_closed_log_refuses(tmp_path):

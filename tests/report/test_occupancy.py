@@ -19,7 +19,7 @@ from fluidtune.report.occupancy import (
     occupancy_of,
     packing_levels,
 )
-from tests.report.makers import begin, ended, ev, over, resized, resizing, started
+from tests.report.makers import begin, ended, ev, over, resized, started
 
 
 def held_by_device(use: Occupancy) -> dict[int, float]:
@@ -30,17 +30,6 @@ def held_by_device(use: Occupancy) -> dict[int, float]:
     return found
 
 
-def test_two_halves_on_one_device():
-    halves = [started(1, "a", 0, share=0.5), started(2, "b", 0, share=0.5)]
-    use = occupancy_of([begin(0, 1), *halves, ended(6, "a"), ended(8, "b"), over(10)])
-    assert use.intervals == [Interval("a", 0, 0.5, 1, 6), Interval("b", 0, 0.5, 2, 8)]
-    assert held_part(use) == pytest.approx((0.5 * 5 + 0.5 * 6) / 10)
-    assert packing_levels(use) == {0: 3, 1: 3, 2: 4}
-    busy = busy_over_time(use, [0, 2, 4, 10])
-    assert busy.devices[0] == pytest.approx([0.25, 1.0, (2 * 1 + 2 * 0.5) / 6])
-    assert busy.total == pytest.approx(busy.devices[0])
-
-
 def test_a_device_that_is_opened_for_one_more_is_shared():
     use = occupancy_of([begin(0, 1), started(0, "a", 0), started(4, "b", 0, share=0.5), over(10)])
     assert sorted(use.intervals) == [
@@ -48,19 +37,6 @@ def test_a_device_that_is_opened_for_one_more_is_shared():
         Interval("a", 0, 1, 0, 4),
         Interval("b", 0, 0.5, 4, 10),
     ]
-
-
-def test_a_trial_that_grows_and_shrinks():
-    resizes = [resizing(3, "a", [0], [0, 1]), resized(4, "a", 0, 1), resized(8, "a", 0)]
-    use = occupancy_of([begin(0, 2), started(0, "a", 0), *resizes, ended(10, "a"), over(10)])
-    assert use.intervals == [
-        Interval("a", 0, 1, 0, 4),
-        Interval("a", 0, 1, 4, 8),
-        Interval("a", 1, 1, 4, 8),
-        Interval("a", 0, 1, 8, 10),
-    ]
-    assert held_by_device(use) == pytest.approx({0: 10, 1: 4})
-    assert held_part(use) == pytest.approx(14 / 20)
 
 
 def test_a_failed_resize():

@@ -78,31 +78,6 @@ def test_after_an_allocation_failed_it_asks_for_a_bigger_share_up_to_the_whole_d
 # Real memory
 
 
-def measure(pipe) -> None:
-    """P and E of a process that holds 64 MiB and uses 128 MiB more in between; then beyond its limit."""
-    meter = ResidentMeter()
-    held = bytearray(64 * MB)
-    held[::4096] = b"x" * len(held[::4096])
-    meter.reset()
-    first = meter.read()
-    scratch = bytearray(128 * MB)
-    scratch[::4096] = b"x" * len(scratch[::4096])
-    del scratch
-    pipe.send((first, meter.read()))
-    usage = meter.read()
-    meter.limit(usage.framework + usage.model + 100 * MB)
-    bytearray(64 * MB)
-    try:
-        bytearray(128 * MB)
-    except MemoryError as error:
-        pipe.send(is_out_of_memory(error) and not meter.is_full())
-    meter.limit(usage.framework + usage.model + 4 * MB)
-    full = meter.is_full()
-    meter.lift()
-    bytearray(128 * MB)
-    pipe.send("lifted" if full and not meter.is_full() else "it does not know that it is full")
-
-
 def measure_on_gpu(pipe) -> None:
     """The same by torch's allocator on a GPU; its context is the framework's."""
     import torch

@@ -109,21 +109,3 @@ def same(jobs: list[TwinJob], name: str, directory: Path, monkeypatch: pytest.Mo
 def test_gates_and_twin_have_the_same_turns_and_charges(directory, name, rows) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         same([job(index, *row) for index, row in enumerate(rows)], name, directory, monkeypatch)
-
-
-def test_a_lane_is_kept_for_the_shortest_job_on_both_sides(directory, monkeypatch) -> None:
-    # j1 is shorter: it lingers after each of its iterations but the last, and comes back in time.
-    jobs = [job(0, 0, (1, 9), 8, 8, 0), job(1, 1, (0, 6), 6, 4, 2)]
-    history = same(jobs, "SRTF", directory, monkeypatch)
-    turns = [row[1] for row in history if row[0] == "turn"]
-    assert sum(row[0] == "linger" for row in history) >= 5
-    first = turns.index("j1")
-    assert turns[first : first + 6] == ["j1"] * 6
-
-
-def test_a_job_that_made_room_has_the_standing_that_it_left_with_on_both_sides(directory, monkeypatch) -> None:
-    # j1's persistent memory does not fit beside j0's, so j0 leaves and comes back.
-    jobs = [job(0, 0, (6, 2), 6, 32, 0), job(1, 4, (5, 2), 3, 8, 0), job(2, 4, (1, 1), 20, 32, 0)]
-    history = same(jobs, "SRTF", directory, monkeypatch)
-    remaining = [row[4] for row in history if row[0] == "charge" and row[1] == "j0"]
-    assert remaining == sorted(remaining, reverse=True) and remaining[-1] == pytest.approx(0, abs=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from fluidtune.cli import _app_lines
+from fluidtune.cli import app_lines
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import messages as m
 from themis_bridge.arbiter_view import view
@@ -42,7 +42,7 @@ def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
     app = view(cluster.arbiter.state)["a"]
     assert (app["leases"], app["demand"], app["waits"]) == ({}, 0, "")
     assert cluster.arbiter.state.why_not_admitted("b") == ""
-    assert _app_lines("a", app, "CPU")[0].startswith("  a: 0 of 0 CPUs")
+    assert app_lines("a", app, "CPU")[0].startswith("  a: 0 of 0 CPUs")
     agent.work.jobs = 1
     for _ in range(5):
         cluster.wait(1)
@@ -59,7 +59,7 @@ def test_rho_is_told_with_the_devices_that_it_is_of() -> None:
         (app,) = view(cluster.arbiter.state).values()
         seen.append((len(app["leases"]), app["rho_gpus"], app["rho"] and round(app["rho"])))
     assert seen[0] == (2, 0, None) and seen[-1] == (2, 2, 1)
-    assert "rho 1.00 with 2 at its last report" in _app_lines("a", app, "GPU")[0]
+    assert "rho 1.00 with 2 at its last report" in app_lines("a", app, "GPU")[0]
 
 
 def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:

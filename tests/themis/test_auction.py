@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.auction import relaxed_value
 from tests.themis.brute import clear, kinds_in, random_bids
 from themis_bridge import Bid, JobInfo, ThemisError, clear_auction
-from themis_bridge.auction import _Shaped
+from themis_bridge.auction import Shaped
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 
@@ -114,7 +114,7 @@ def test_any_auction_among_real_apps(apps, sizes):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
 def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
     where = machines(*sizes)
-    layout = _Shaped(where)
+    layout = Shaped(where)
     bids, won, left = [], {}, np.array(layout.capacity)
     for number in range(data.draw(st.integers(1, 6))):
         row = data.draw(st.frozensets(st.sampled_from(sorted(where)), min_size=1))
@@ -132,14 +132,6 @@ def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
         for size in (1, 2, 4, 8):
             whole = sum(count // size * size for count in counts.values())
             assert whole >= sum(s * n for (_, s), n in wanted.items() if s >= size)
-
-
-def test_kinds_of_gpu_do_not_mix():
-    where = {"fast": Gpu("fast", "m", kind="h100"), "slow": Gpu("slow", "m", kind="t4")}
-    bid = Bid("a", {NONE: 5.0, frozenset({"fast"}): 1.0})
-    rival = Bid("b", {NONE: 2.0, frozenset({"slow"}): 1.5})
-    clearing = clear_auction([bid, rival], where)
-    assert clearing.proportional == {"a": frozenset({"fast"}), "b": frozenset({"slow"})}
 
 
 def test_the_solver_prints_nothing():

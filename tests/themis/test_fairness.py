@@ -40,10 +40,6 @@ def test_single_job_is_equation_1():
     assert independent_finish_time(100, 8, 8, 3) == pytest.approx(100 / 8 * 3)
 
 
-def test_insensitive_job_feels_no_placement():
-    assert Phase(kinds_of([JobInfo(10, 6, 4, sensitivity=0)])).time([2, 2], 1.3) == 15
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -80,13 +76,6 @@ def test_guesses_give_way_to_measurements():
     assert slow.of("rack") == pytest.approx(1.8)
     assert slow.of("cluster") == pytest.approx(1.8), "a slower link is never better"
     assert slow.of("machine") == 1.0
-
-
-def test_vgg_of_table_1():
-    slow = Slowdowns()
-    slow.measured([Gpu("0", "m")], 4 / 103.6)
-    slow.measured([Gpu("0", "m"), Gpu("1", "m"), Gpu("2", "n"), Gpu("3", "n")], 1 / 80.4)
-    assert slow.of("rack") == pytest.approx(103.6 / 80.4)
 
 
 def test_jobs_of_different_widths_use_the_sum_of_their_widths():

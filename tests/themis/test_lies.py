@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.shared_cluster.apps import Spec, TwinApp
-from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie, come_back, split
-from benchmarks.shared_cluster.simulate import Setup, Simulation, simulate
+from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie
+from benchmarks.shared_cluster.simulate import Setup, Simulation
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from tests.themis.cluster import claim
 from themis_bridge import JobInfo
@@ -118,17 +118,3 @@ def test_gpus_that_are_gained_and_slow_raise_no_doubt() -> None:
     book.take_report(claim(1000.0, 3000.0, width=40, across=2.0), four | far, 40, 300.0, 1.0)
     assert book.speed == 0.5
     assert (book.served, book.doubt) == (75.0, 1.0)
-
-
-def test_the_parts_of_an_app_have_its_work() -> None:
-    for spec in tuning_apps(6, 3):
-        for parts in (split(spec), come_back(spec)):
-            assert sum(part.budget for part in parts) == pytest.approx(spec.budget)
-            assert {part.user for part in parts} == {spec.name}
-
-
-def test_an_app_that_comes_back_arrives_when_it_has_left() -> None:
-    spec = Spec("a", 100.0, [[JobInfo(4000, 1.0, 4)]])
-    run = simulate(come_back(spec), machines(((1, 4, 1),)), Setup())
-    assert list(run.jct.values()) == [pytest.approx(290)] * 4
-    assert run.makespan == pytest.approx(4 * 290)

@@ -53,6 +53,7 @@ def cluster(monkeypatch):
     there = SimpleNamespace(arbiter=Arbiter("GPU"))
     monkeypatch.setattr(tenant.control, "start", lambda unit: there.arbiter)
     monkeypatch.setattr(tenant, "POLL_S", 0.01)
+    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
     monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     there.signs, there.gone = [], set()
@@ -96,8 +97,7 @@ def test_a_job_names_its_user_whenever_it_joins(cluster):
     job.close()
 
 
-def test_a_join_that_is_answered_late_is_waited_for(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+def test_a_join_that_is_answered_late_is_waited_for(cluster, caplog):
     join, sessions = cluster.arbiter._join, []
 
     def slow(app, session, *more):
@@ -115,7 +115,6 @@ def test_a_join_that_is_answered_late_is_waited_for(cluster, monkeypatch, caplog
 
 
 def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkeypatch):
-    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
     monkeypatch.setattr(tenant, "JOIN_S", 0.0)
 
     def never(*args):
@@ -126,8 +125,7 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
 
 
-def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
+def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, caplog):
     join, calls = cluster.arbiter._join, []
 
     def kept(*args):
@@ -145,7 +143,6 @@ def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, monkeypatch, c
 @pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "join", "report", "get"])
 @pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
 def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, monkeypatch):
-    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
     failed = []
 
     def once(real):

@@ -40,22 +40,6 @@ def failed(*tests: str) -> dict[str, Outcome]:
     return {test: Outcome("failed", True) for test in tests}
 
 
-def test_stock_runs_only_what_did_not_pass_under_fluidtune(tmp_path, monkeypatch, capsys) -> None:
-    runs = []
-
-    def run_tests(place, side, tests, logs):
-        runs.append((side, tests))
-        return {**passed(GOOD, LEFT), **failed(BAD)} if side == "fluid" else failed(*tests)
-
-    monkeypatch.setattr(ray_suite, "run_tests", run_tests)
-    monkeypatch.setattr(ray_suite, "overlay", lambda *_: None)
-    assert ray_suite.main([str(checkout(tmp_path))]) == 0
-    # What fails under stock, too, runs no second time.
-    assert runs == [("fluid", ["ray/tune/tests/test_api.py"]), ("stock", [BAD])]
-    said = json.loads(capsys.readouterr().out)
-    assert said["all_pass_fluidtune"] == 2 and said["all_pass_neither"] == 1 and said["all_pass_stock"] == 0
-
-
 def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, outcomes, capsys) -> None:
     outcomes["stock"] = [passed(BAD, LEFT)]
     # A test that passes the second time has passed.

@@ -109,16 +109,6 @@ def test_a_trial_is_exploited_while_it_still_saves(tmp_path: Path) -> None:
     assert [x for x, *_ in outcome(results)] == [0, 5]
 
 
-def test_an_asynchronous_algorithm_has_a_valid_run(tmp_path: Path) -> None:
-    """Of a population on two devices. tests/faults/test_search.py has this and other algorithms on one."""
-    space = {"x": tune.grid_search([0.0, 1.0, 2.0, 3.0])}
-    results, _ = run("fluid", tmp_path, population(False), space)
-    assert len(results) == 4
-    for result in results:
-        assert 1 <= result.metrics["training_iteration"] <= 6
-        assert result.metrics["training_iteration"] == result.metrics["at"], "an iteration was lost or done twice"
-
-
 def test_a_repeater_gets_its_repetitions(tmp_path: Path) -> None:
     repeated = Repeater(OptunaSearch(), repeat=2, set_index=False)
     space = {"x": tune.choice([1, 2])}

@@ -32,6 +32,7 @@ def refused(make: Any, *mentions: str) -> str:
 
 
 NO_DEVICES = ("cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2)
+NOT_ONE_CORE: tuple[dict[str, Any], ...] = ({}, {"devices": "cpu:2"}, {"devices": "cpu:1", "lanes": "FAIR"})
 COUNTS = ("max_packing", "max_workers", "device_memory")
 #: Settings that cannot work, and what the message names.
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -49,7 +50,11 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lanes": "ROUND-ROBIN"}, ("FIFO, PACK, SRTF, FAIR, HPT",)),
     ({"devices": "emulated:2", "lanes": "FAIR"}, ("no memory to divide",)),
     ({"device_memory": 1 << 30}, ("add lanes",)),
+    *((each | {"beside": True}, ("beside=True", 'use devices="cpu:1" without lanes')) for each in NOT_ONE_CORE),
     ({"devices": "emulated:2", "profile": 7}, ("profile=7", "int", "text")),
+    ({"devices": "emulated:2", "profile": "/nowhere"}, ("/nowhere", "cannot be read")),
+    ({"devices": "cpu:2", "profile": "p.json"}, ("is for emulated devices",)),
+    ({"devices": "emulated"}, ("emulated:N",)),
 ]
 
 

@@ -78,12 +78,6 @@ class TestLeasedDevices(DeviceSourceContract):
         return LeasedCase(leased)
 
 
-def test_leases_come_as_devices(leased):
-    leased.tenant.notices = [Gained(gpu(3), 1), Gained(gpu(5), 2)]
-    assert leased.devices.poll() == ({0: "m", 1: "m"}, [])
-    assert leased.devices.nodes == {0: "m", 1: "m"}
-
-
 def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
     leased.tenant.notices = [Gained(gpu(0), 1)]
     leased.devices.poll()
@@ -136,8 +130,7 @@ def test_a_job_that_the_arbiter_does_not_want_ends(leased):
         leased.devices.poll()
 
 
-def test_only_single_cores_are_leased(monkeypatch):
-    monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
+def test_only_single_cores_are_leased():
     plan = layout(DeviceSpec("cpu"), {"CPU": 2.0}, CLUSTER, max_packing=1, leased=True)
     with pytest.raises(FluidTuneError, match="single ones"):
         leased_devices.LeasedDevices(plan, "app", None, None)
@@ -238,24 +231,6 @@ def test_an_emulated_device_is_one_that_ray_believes_in():
     assert plan.bundle["GPU"] == 1.0 and plan.most == 3
     with pytest.raises(FluidTuneError, match="emulated:8"):
         layout(DeviceSpec("emulated", 8), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
-
-
-def test_progress_is_the_engine_s():
-    engine = Engine()
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
-    engine.handle(m.TrialAdded("a", "g", "plain", 10), m.TrialAdded("b", "g", "plain", 10), now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
-    progress = progress_of(engine)
-    progress.update({})
-    assert progress.useful == 2
-    value = valuation(progress, 1.0, 4)
-    # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
-    assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
-    assert value.independent == pytest.approx(20.0)
-    limited = progress_of(engine, most=1)
-    limited.update({})
-    assert limited.useful == valuation(limited, 1.0, 4).useful == 1
 
 
 def test_a_trial_that_can_grow_without_commits_is_counted_too():

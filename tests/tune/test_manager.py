@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,14 +22,13 @@ from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.trials import messages as life
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
-from tests.engine.helpers import book, resize
-from tests.tune.tried_manager import Tried, growing, leader_of, wide
+from tests.engine.helpers import book
+from tests.tune.tried_manager import Tried, growing, leader_of
 
 
 def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
@@ -74,20 +71,21 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
     assert leader.actor.args[-4:] == [(), (), (), (None, 2)]
 
 
-def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tried) -> None:
     """With fail_fast, the first refused trial ends the run, and Tune stops the second. Seen: a KeyError of the run."""
     told: list[str] = []
 
-    def refuse(trial: Any) -> None:
-        raise FluidTuneError("it asks for what the first trial did not")
-
-    monkeypatch.setattr(tried.job.trials, "check_request", refuse)
-
     def added(name: str) -> Any:
-        trial: Any = SimpleNamespace(trial_id=name, status="PENDING", max_failures=0)
+        request = PlacementGroupFactory([{"GPU": 1.0}])
+        trial: Any = SimpleNamespace(
+            trial_id=name,
+            status="PENDING",
+            max_failures=0,
+            placement_group_factory=request,
+            trainable_name="t",
+        )
         tried.manager.note_trial(trial)
+        trial.placement_group_factory = PlacementGroupFactory([{"GPU": 3.0}])  # the job may have two
         config = {"config": {TRIAL_INFO: trial}}
         return tried.manager.add_actor(None, config, None, on_error=lambda *_: told.append(name))
 
@@ -157,36 +155,6 @@ def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None
     assert not tried.manager._callbacks and told == []
 
 
-def test_a_worker_that_unloads_its_trial_is_unfinished_until_it_answers(tried: Tried) -> None:
-    # As long as there is one, Tune gives it 5 s at the end of a run. Seen: a `cleanup` of 7 s was cut off.
-    run = tried.placed(1.0)
-    assert tried.manager.step(0.0) and tried.told == ["started"]
-    leader: Any = run.life.crew.leader
-    tried.manager.remove_actor(run.tracked)
-    tried.manager._advance()
-    assert leader.actor.called == ["load", "unload"]
-    while tried.manager._callbacks:
-        tried.manager.step(0.0)
-    assert not tried.manager._runs and tried.manager.num_total_actors == 1
-    (answer,) = list(tried.manager._calls._handlers.values())[-1:]
-    answer("it has left threads")
-    assert tried.manager.num_total_actors == 0
-
-
-def test_a_follower_is_ended_at_once_when_its_trial_shrinks_and_not_heard_of_again(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[str] = []
-    monkeypatch.setattr(tried.pool, "kill_worker", lambda worker: killed.append(worker.name))
-    run, follower = wide(tried)
-    actor: Any = follower.actor
-    assert actor.called == ["attach", "follow"]
-    calls = len(tried.manager._calls._handlers)
-    tried.tell(run, life.ResizeWanted((0,), resize("a", ()).why))
-    assert killed == [follower.name] and len(tried.manager._calls._handlers) == calls - 1
-    assert tried.written()[-3:] == ["resize_started", "worker_replaced", "resized"]
-
-
 def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tried: Tried) -> None:
     run, joiner = growing(tried)
     tried.attached(run, joiner, "for a test")
@@ -195,29 +163,9 @@ def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tr
     assert other.life.growable and tried.logged("trial_added")[-1]["growable"] is True
 
 
-def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:
-    run = tried.placed(2.0)
-    assert run.life.crew.devices == (0, 1)
-    leader: Any = run.life.crew.leader
-    tried.devices.gone = [1]
-    tried.manager._dispatch.poll_devices(force=True)
-    tried.manager._advance()
-    assert run.life.crew.leader is None and run.life.place != "live"
-    assert leader.actor.called == ["load", "unload"]
-    assert tried.job.engine.held_devices() == {} and tried.job.resources_in_use() == {"GPU": 0.0}
-    tried.devices.came = {1: "n"}
-    tried.manager._dispatch.poll_devices(force=True)
-    tried.manager._advance()
-    assert run.life.crew.leader is not None and run.life.crew.leader is not leader
-    assert tried.job.resources_in_use() == {"GPU": 2.0}
-    assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]
-
-
-def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(tried: Tried) -> None:
     # Seen: once the cluster had a second node, each elastic trial was loaded anew before it grew onto it.
-    monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
+    tried.job.setup = replace(tried.job.setup, one_node=True)
     run = tried.placed(1.0)
     assert not tried.job.on_several_nodes((0, 1))
     tried.devices.nodes[1] = "other"
@@ -225,22 +173,6 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     assert not tried.job.load_spec(run).one_node
     del tried.devices.nodes[1]
     assert not tried.job.load_spec(run).one_node
-
-
-def test_the_report_is_drawn_before_the_run_returns(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be written into a folder that the script has removed or moved since."""
-    drawn: list[Path] = []
-
-    def write_slowly(log: Path) -> None:
-        time.sleep(0.2)
-        drawn.append(log)
-
-    monkeypatch.setattr(final_report, "write_report", write_slowly)
-    tried.placed(1.0)
-    before = set(threading.enumerate())
-    tried.manager.close()
-    assert [log.name for log in drawn] == [EVENT_LOG_NAME]
-    assert set(threading.enumerate()) <= before
 
 
 def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> None:
@@ -389,14 +321,14 @@ def test_a_process_serves_further_trials_if_that_is_asked_for_and_none_has_faile
     ids=["by count", "lanes", "alone", "cpu"],
 )
 def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch, lanes: str | None, packing: int, kind: str, squeezed: bool
+    tried: Tried, lanes: str | None, packing: int, kind: str, squeezed: bool
 ) -> None:
     layout = Layout(kind, 2, {"CPU": 1.0}, 1.0, packing, {"CPU": 1.0})
     by_count = DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count
     run = tried.placed(1.0, loaded=False)
     run.life.outside = replace(run.life.outside, shares_gpus_by_count=by_count)
     ended: list[str] = []
-    monkeypatch.setattr(tried.pool, "discard_all_idle_workers", lambda: ended.append("idle workers"), raising=False)
+    tried.pool.discard_all_idle_workers = lambda: ended.append("idle workers")
     tried.loaded(run, Lack("no room", (1.0, 0.0)))
     assert run.life.place == "queued" and run.life.losses.last == "no room"
     assert tried.written()[-1] == "room_lacking"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.hosting import result_replay
 from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.tune.snapshot_pace import MOST_RESULTS, SnapshotPace
 from tests.ray_compat.test_whole_files import brought, stored, written
@@ -23,15 +22,14 @@ class Driver:
     by itself, and brings no state there before the one before is done.
     """
 
-    def __init__(self, seconds: float, storing: Callable[[float], float | None], monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(result_replay, "time_total", lambda trainable: 0.0)
-        monkeypatch.setattr(result_replay, "own_totals", lambda trainable: (None, None))
+    def __init__(self, seconds: float, storing: Callable[[float], float | None]):
         self.now, self.delivered, self.saves = 0.0, 0, 0
         self.in_storage = 0
         self._seconds, self._storing = seconds, storing
         self._on_its_way: tuple[float, int, Callable[[bool], None]] | None = None
         self.pace = SnapshotPace(lambda: {"trial": self.delivered}, lambda: self.now)
-        self.trainable: Any = SimpleNamespace(iteration=0)
+        totals = {"_time_total": 0.0, "_timesteps_total": None, "_episodes_total": None}
+        self.trainable: Any = SimpleNamespace(iteration=0, **totals)
         self.reports = ReportedResults(0, "mark")
         self.reports.trainable = self.trainable
 
@@ -73,19 +71,17 @@ class Driver:
 
 @pytest.mark.parametrize("storing", [0.1, 9.0, 60.0, 300.0])
 @pytest.mark.parametrize("seconds", [0.015, 1.0, 40.0])
-def test_a_commit_has_each_result_that_tunes_state_has_not(
-    seconds: float, storing: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_has_each_result_that_tunes_state_has_not(seconds: float, storing: float) -> None:
     """Seen: after the driver's death a trial began anew where the storage took more than 45 s for Tune's state."""
-    driver = Driver(seconds, lambda now: storing, monkeypatch)
+    driver = Driver(seconds, lambda now: storing)
     for _ in range(3000):
         driver.iterate()
     assert driver.saves < 3000 * seconds / 40 + 3000 / 500
     assert len(driver.reports.note().results) <= 2 * MOST_RESULTS + storing / seconds
 
 
-def test_a_storage_that_takes_no_state_for_an_hour_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(1.0, lambda now: None if 100 < now < 3700 else 1.0, monkeypatch)
+def test_a_storage_that_takes_no_state_for_an_hour_costs_nothing() -> None:
+    driver = Driver(1.0, lambda now: None if 100 < now < 3700 else 1.0)
     for _ in range(4000):
         driver.iterate()
     assert driver.in_storage > 3900
@@ -93,12 +89,12 @@ def test_a_storage_that_takes_no_state_for_an_hour_costs_nothing(monkeypatch: py
 
 
 @pytest.mark.parametrize("age", [0, 5, 15])
-def test_a_trial_that_goes_back_keeps_what_a_later_state_has_not(age: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_goes_back_keeps_what_a_later_state_has_not(age: int) -> None:
     """It gets another trial's state of iteration 10, where Tune's state in the storage has 20 results of it.
 
     ``age``: iterations after which Tune saves. The state is in the storage ten iterations later.
     """
-    driver = Driver(1.0, lambda now: 10.0, monkeypatch)
+    driver = Driver(1.0, lambda now: 10.0)
     for _ in range(20):
         driver.iterate()
     driver.save()

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.streams import LiveTwin
-from benchmarks.two_models import MixedTwin, Model
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report.recorded import read_job
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid
@@ -39,17 +37,6 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
     found = forecast(grid(81, 27, profile), 8)
     assert found.packing == (2 if overhead < 2 else 1)
     assert found.makespan < 1.02 * unpacked
-
-
-def test_a_trial_has_the_pace_of_its_slowest_device():
-    models = (Model("fast"), Model("slow", 3.0))
-    apart = MixedTwin(grid(2, 4, ALONE, max_packing=1, kind="plain", growable=False), models)
-    assert apart.run() == pytest.approx(12.0)
-    assert apart.engine._state.devices.models.of == {0: "fast", 1: "slow"}
-    over_both = RecordedJob((RecordedTrial("a", (Stage("all", 4, 4.0, share=2.0),)),), ALONE, {"all": True})
-    assert MixedTwin(over_both, models).run() == pytest.approx(12.0)
-    untold = MixedTwin(over_both, [Model(), Model()])
-    assert untold.run() == pytest.approx(4.0) and not untold.engine._state.devices.models.of
 
 
 def test_a_rung_waits_for_all_trials_of_the_rung_before():
@@ -94,13 +81,6 @@ def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, 
     fastest = min(DEFAULT.iteration((1,), p) / p for p in (1, 2, 3, 4))
     assert makespan >= fastest * sum(length * cost for length, cost in trials) / devices * 0.999
     assert 0 < twin.held_part <= 1 + 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_ten_thousand_trials_on_a_thousand_devices():
-    found = forecast(grid(10_000, 1, DEFAULT), 1000)
-    assert found.makespan > 0
 
 
 def log() -> list[dict]:
@@ -205,18 +185,6 @@ def test_no_worker_of_a_wide_start_is_lost():
     alone = DEFAULT.iteration((1,), 1)
     assert begun == [0.0] * 4 + [pytest.approx(5 + alone)] * (len(begun) - 4) and len(begun) > 4
     assert sum(twin._idle.values()) == len(begun)
-
-
-def test_an_algorithm_that_lives_says_when_a_trial_ends():
-    asked: list[tuple[str, int]] = []
-
-    def stops(trial: str, iteration: int) -> bool:
-        asked.append((trial, iteration))
-        return trial == "trial1" and iteration == 2
-
-    twin = LiveTwin(grid(2, 5, ALONE, max_packing=1, kind="plain", growable=False), 1, stops)
-    assert twin.run() == pytest.approx(5 + 2)
-    assert asked == [*(("trial0", k) for k in range(1, 6)), ("trial1", 1), ("trial1", 2)]
 
 
 @pytest.mark.parametrize(

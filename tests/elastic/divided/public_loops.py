@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -179,48 +178,6 @@ def masked_autoencoder() -> Loop:
 
 
 # --- generative
-
-
-@loop()
-def dcgan_with_labels_that_are_filled() -> Loop:
-    net_g = nn.Sequential(nn.ConvTranspose2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.ConvTranspose2d(4, 1, 2, 2))
-    net_d = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.LeakyReLU(0.2, inplace=True), nn.Flatten())
-    net_d.extend([nn.Linear(16, 1), nn.Sigmoid()])
-    of_d, of_g = adam(net_d), adam(net_g)
-    for _ in range(STEPS):
-        real, label = torch.randn(8, 1, 6, 6), torch.full((8,), 1.0)
-        net_d.zero_grad()
-        loss = F.binary_cross_entropy(net_d(real).view(-1), label)
-        loss.backward()
-        fake = net_g(torch.randn(8, 5, 1, 1))
-        label.fill_(0.0)
-        F.binary_cross_entropy(net_d(fake.detach()).view(-1), label).backward()
-        of_d.step()
-        net_g.zero_grad()
-        label.fill_(1.0)
-        of_gen = F.binary_cross_entropy(net_d(fake).view(-1), label)
-        of_gen.backward()
-        of_g.step()
-        yield loss.item() + of_gen.item()
-    return net_g, net_d
-
-
-@loop()
-def wgan_with_a_gradient_penalty() -> Loop:
-    critic, generator = mlp(6, 12, 1, act=nn.Softplus), mlp(3, 12, 6)
-    of_c, of_g = adam(critic), adam(generator)
-    for i in range(STEPS):
-        real, fake = torch.randn(12, 6), generator(torch.randn(12, 3)).detach()
-        alpha = torch.rand(12, 1)
-        mixed = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-        out = critic(mixed)
-        (slope,) = torch.autograd.grad(out, mixed, torch.ones_like(out), create_graph=True, retain_graph=True)
-        penalty = 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
-        loss = stepped(of_c, critic(fake).mean() - critic(real).mean() + penalty)
-        if i % 3 == 2:
-            loss += stepped(of_g, -critic(generator(torch.randn(12, 3))).mean())
-        yield loss
-    return critic, generator
 
 
 @loop()
@@ -411,26 +368,6 @@ def truncated_backpropagation_with_carried_states() -> Loop:
 
 
 @loop()
-def layer_drop() -> Loop:
-    class Drop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 4)
-
-        def forward(self, x: Any) -> Any:
-            for layer in self.layers:
-                if not self.training or random.random() > 0.3:
-                    x = x + torch.tanh(layer(x))
-            return self.head(x)
-
-    model = Drop()
-    optimizer = adam(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
-
-
-@loop()
 def experts_with_a_balancing_loss() -> Loop:
     class Moe(nn.Module):
         def __init__(self) -> None:
@@ -457,24 +394,6 @@ def experts_with_a_balancing_loss() -> Loop:
 
 
 # --- other losses and data
-
-
-@loop()
-def ensemble_in_a_module_list() -> Loop:
-    class Ensemble(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.members = nn.ModuleList(mlp(8, 10, 4) for _ in range(3))
-
-        def forward(self, x: Any) -> Any:
-            return torch.stack([m(x) for m in self.members])
-
-    model = Ensemble()
-    optimizer = adam(model)
-    for x, y in labelled():
-        out = model(x)
-        yield stepped(optimizer, sum(F.cross_entropy(each, y) for each in out) - 0.1 * out.var(0).mean())
-    return model
 
 
 @loop("fails", divided=False)
@@ -504,30 +423,6 @@ def graph_network_on_one_graph() -> Loop:
     x, y, edges, train = torch.randn(20, 8), torch.randint(4, (20,)), torch.randint(20, (2, 60)), torch.arange(12)
     for _ in range(STEPS):
         yield stepped(optimizer, F.cross_entropy(model(x, edges)[train], y[train]))
-    return model
-
-
-@loop()
-def graphs_in_one_batch_with_pooling() -> Loop:
-    class Gin(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.mlp, self.head = nn.Linear(5, 8), mlp(8, 8, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Any, edges: Any, batch: Any) -> Any:
-            h = self.embed(x)
-            h = self.mlp(h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
-            return self.head(torch.zeros(int(batch.max()) + 1, 8).index_add(0, batch, h))
-
-    model = Gin()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        sizes = [random.randint(3, 6) for _ in range(6)]
-        batch = torch.repeat_interleave(torch.arange(6), torch.tensor(sizes))
-        starts = np.cumsum([0, *sizes])
-        edges = torch.cat([torch.randint(int(a), int(b), (2, 6)) for a, b in pairwise(starts)], 1)
-        out = model(torch.randn(len(batch), 5), edges, batch)
-        yield stepped(optimizer, F.cross_entropy(out, torch.arange(6) % 3))
     return model
 
 
@@ -679,35 +574,6 @@ def averaged_weights_and_statistics_anew() -> Loop:
 
 
 @loop()
-def sharpness_aware() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 4))
-    optimizer = sgd(model)
-    for x, y in labelled():
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        norm = torch.norm(torch.stack([p.grad.norm() for p in model.parameters()]))
-        moves = [p.grad * 0.05 / (norm + 1e-12) for p in model.parameters()]
-        with torch.no_grad():
-            for p, e in zip(model.parameters(), moves, strict=True):
-                p.add_(e)
-        for m in model.modules():
-            if isinstance(m, nn.BatchNorm1d):
-                m.backup_momentum, m.momentum = m.momentum, 0
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            for p, e in zip(model.parameters(), moves, strict=True):
-                p.sub_(e)
-        for m in model.modules():
-            if isinstance(m, nn.BatchNorm1d):
-                m.momentum = m.backup_momentum
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item()
-    return model
-
-
-@loop()
 def closures_of_lbfgs() -> Loop:
     model = mlp(4, 6, 1, act=nn.Tanh)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
@@ -738,39 +604,6 @@ def style_transfer_of_an_image() -> Loop:
         gram = out.flatten(2) @ out.flatten(2).transpose(1, 2)
         yield stepped(optimizer, F.mse_loss(out, content) + 1e-3 * F.mse_loss(gram, style))
     return image
-
-
-@loop()
-def module_with_its_training_step() -> Loop:
-    """As of a framework: the module has the steps, keeps what it logs, and makes its optimizer."""
-
-    class Lit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.loss = (
-                nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.2), nn.ReLU(), nn.Linear(12, 4)),
-                nn.CrossEntropyLoss(),
-            )
-            self.logged: dict[str, float] = {}
-            self.global_step = 0
-
-        def forward(self, x: Any) -> Any:
-            return self.net(x)
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            x, y = batch
-            loss = self.loss(self(x), y)
-            if batch_idx % 4 == 3:
-                self.logged["loss"] = loss.item()
-            return loss
-
-    model = Lit()
-    optimizer = adam(model)
-    for i, batch in enumerate(labelled()):
-        yield stepped(optimizer, model.training_step(batch, i))
-        if i % 4 == 3:
-            model.global_step += 1
-    return model
 
 
 @loop()
