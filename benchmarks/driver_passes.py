@@ -25,7 +25,7 @@ from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune import arbiter_progress
-from fluidtune.tune.arbiter_progress import Progress
+from fluidtune.tune.arbiter_progress import JobProgress
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
@@ -144,7 +144,7 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
     clock = SimpleNamespace(now=0.0)
     with patch.object(arbiter_progress, "time", SimpleNamespace(monotonic=lambda: clock.now)):
-        told = Progress(job.engine, lambda group: (), None, None)
+        told = JobProgress(job.engine, lambda group: (), None, None)
         updates = []
         for _ in range(5):
             clock.now += 1.0

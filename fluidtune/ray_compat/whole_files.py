@@ -16,6 +16,7 @@ import base64
 import json
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,9 @@ from ray.tune.execution.tune_controller import TuneController
 _BEFORE, _AFTER = ".", ".partial"
 #: What the name of a run's state begins with, in the folder that Tune copies.
 _STATE = "experiment_state-"
-#: Under what the state has the files of the same snapshot beside it: name -> base64 of zlib's bytes.
+#: What the name of the file begins with that Tune's callbacks write.
+_CALLBACKS = "callback-states-"
+#: Under what the state has the searcher's files of the same snapshot: name -> base64 of zlib's bytes.
 _BESIDE = "fluidtune_beside"
 #: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
 #: copying does.
@@ -88,26 +91,29 @@ def store_whole_files(controller: TuneController, on_state: OnState | None = Non
 
 
 def restore_beside(controller: TuneController) -> None:
-    """Give the searcher that Tune has just restored the state that it had when Tune wrote that of the run."""
+    """Give the searcher of a restored run the state that it had when Tune wrote that of the run.
+
+    Tune has given it that of the newest file. Raises what the storage or the searcher raises.
+    """
     storage, search = controller._storage, controller._search_alg
     newest = _find_newest_experiment_checkpoint(storage.experiment_fs_path, storage.storage_filesystem)
+    if newest is None:
+        return
     with storage.storage_filesystem.open_input_stream(newest) as stream:
         beside = json.loads(stream.readall()).get(_BESIDE, {})
-    folder, other = storage.experiment_driver_staging_path, False
-    for name, kept in beside.items():
-        content = zlib.decompress(base64.b64decode(kept))
-        if Path(folder, name).read_bytes() != content:
-            other = True
-            Path(folder, name).write_bytes(content)
-    if other and search.has_checkpoint(folder):
-        search.restore_from_dir(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, kept in beside.items():
+            Path(folder, name).write_bytes(zlib.decompress(base64.b64decode(kept)))
+        if search.has_checkpoint(folder):
+            search.restore_from_dir(folder)
 
 
 def _with_beside(state: dict[str, tuple[tuple[int, int], bytes]]) -> None:
-    """Add to the run's state, a JSON object, those files of ``state`` that Tune wrote with it."""
+    """Add to the run's state, a JSON object, those files of ``state`` that the searcher wrote with it."""
     for run in [name for name in state if name.startswith(_STATE)]:
         session = os.path.splitext(run)[0].removeprefix(_STATE)
-        beside = {name: content for name, (_, content) in state.items() if session in name and name != run}
+        others = {run, f"{_CALLBACKS}{session}.pkl"}
+        beside = {name: content for name, (_, content) in state.items() if session in name and name not in others}
         if not beside:
             continue
         kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}

@@ -133,8 +133,12 @@ class FluidScheduler(TrialScheduler):
         if not self._begun:
             self._begun = True
             if (saved := controller.saved_search(behind)) is not None:
-                restore_beside(behind)
                 self._memory.recall(saved, controller.turn(behind))
+            try:
+                if controller.was_restored(behind):
+                    restore_beside(behind)
+            except Exception as error:
+                self._refusal = error
             if self.extension is not None:
                 self._extend(tune_controller, behind.search_alg, trial)
         if self.extension is not None and self._refusal is None and self.extension.reopen(trial):

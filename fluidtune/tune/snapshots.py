@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """Of the run of Tune's ``controller``. ``delete`` deletes a trial's commits, or raises an error."""
+    """Of the run of Tune's ``controller``. ``delete`` deletes the commits of a trial, if any, or raises an error."""
 
     def __init__(self, controller: Any, delete: Callable[[Trial], None]) -> None:
         self._controller, self._delete = controller, delete
@@ -77,7 +77,7 @@ class Snapshots:
         return self._pace.results_stored(trial)
 
     def trial_ended(self, trial: Trial) -> None:
-        """The trial, which may have commits, will never come back."""
+        """The trial will never come back."""
         self._ended.append(trial)
         self._pace.news_came()
 

@@ -124,7 +124,7 @@ class TuningJob:
         self.reuses = asked_reuse(controller)
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
-        self.snapshots = Snapshots(controller, lambda trial: delete_commits(trial.storage))
+        self.snapshots = Snapshots(controller, self._delete_commits)
         if (seed := self.folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
@@ -326,9 +326,12 @@ class TuningJob:
             self.limits.forget(trial.trial_id)
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
-            if self._has_commits(trial):
-                self.snapshots.trial_ended(trial)
+            self.snapshots.trial_ended(trial)
             self.log.stopped_for_good(trial.trial_id)
+
+    def _delete_commits(self, trial: Trial) -> None:
+        if self._has_commits(trial):
+            delete_commits(trial.storage)
 
     def _has_commits(self, trial: Trial) -> bool:
         return self.trials.shown_by(trial).kind == "elastic"

@@ -17,7 +17,7 @@ from fluidtune.report import top
 from fluidtune.report.events import EventDict
 from fluidtune.report.serving_report import Batch, batches_png
 from fluidtune.report.terminal_text import cell, printable
-from fluidtune.serving import model_placement, shared_gpu_plan
+from fluidtune.serving import model_placement
 from fluidtune.twin import Forecast, grid
 from tests.report.makers import added, begin, ended, ev, over, result, started, text_of, written
 
@@ -69,14 +69,11 @@ def test_names_of_models_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_names_of_models_in_a_plan_are_shown_as_they_are() -> None:
-    whole = {"attainment": 1.0, "bound": 1.0, "idle_gpus": 0, "ended": True, "advice": "", "gpus": 1}
-    model = {"name": NAME, "slo": 1.0, "attainment": 1.0, "mean_seconds": 1.0, "groups": [0], "rate": 1.0, "gpus": [0]}
-    model["capacity"] = 1.0
+    model = {"name": NAME, "slo": 1.0, "attainment": 1.0, "mean_seconds": 1.0, "groups": [0]}
     group = {"configuration": "1x1", "gpus": [0], "bytes_per_gpu": 1, "models": [NAME]}
-    placed = model_placement.render({**whole, "groups": [group], "models": [model]}, True)
-    share = {"model": NAME, "percent": 50, "processes": 1, "batch": 1}
-    shared = shared_gpu_plan.render({**whole, "shared": [[share]], "models": [model]})
-    assert text_of(placed, width=300).count(SHOWN) == text_of(shared, width=300).count(SHOWN) == 2
+    plan = {"attainment": 1.0, "idle_gpus": 0, "ended": True, "advice": "", "gpus": 1}
+    placed = model_placement.render({**plan, "groups": [group], "models": [model]}, True)
+    assert text_of(placed, width=300).count(SHOWN) == 2
 
 
 def test_the_name_of_a_profile_is_shown_as_it_is(tmp_path: Path) -> None:
