@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -567,6 +568,13 @@ def _service(where: tuple[str, str | None], name: str | None, changes: bool = Fa
     return find(name, where[1], changes)
 
 
+def _again(where: tuple[str, str | None], service: Any, command: str) -> str:
+    """The command that acts on the same service, as a shell takes it."""
+    given = {"--address": where[0] if where[0] != "auto" else None, "--user": where[1]}
+    group = [word for option, value in given.items() if value is not None for word in (option, value)]
+    return shlex.join(["fluidtune", "serve", *group, command, "--name", service.name])
+
+
 @serve.command("start")
 @click.argument("run_dir", required=False)
 @click.option("--load", default=None, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
@@ -677,9 +685,9 @@ def serve_deploy(where: Any, name: str | None, run_dir: str, **asked: Any) -> No
     found = service.deploy(run_dir, **asked)
     said = "all requests go to it; the version before is kept"
     if found["state"] == "canary":
-        said = f"{100 * found['share']:g} % of the requests go to it; all with: fluidtune serve promote"
-    trial = printable(found["trial"])
-    click.echo(f"version {found['version']} (trial {trial}): {said}; back with: fluidtune serve rollback")
+        said = f"{100 * found['share']:g} % of the requests go to it; all with: {_again(where, service, 'promote')}"
+    back = _again(where, service, "rollback")
+    click.echo(printable(f"version {found['version']} (trial {found['trial']}): {said}; back with: {back}"))
 
 
 @serve.command("promote")
@@ -687,8 +695,9 @@ def serve_deploy(where: Any, name: str | None, run_dir: str, **asked: Any) -> No
 @click.pass_obj
 def serve_promote(where: Any, name: str | None) -> None:
     """Let the canary answer all requests. The version before is kept."""
-    _service(where, name, changes=True).promote()
-    click.echo("the canary answers all requests; the version before is kept: fluidtune serve rollback")
+    service = _service(where, name, changes=True)
+    service.promote()
+    click.echo(f"the canary answers all requests; the version before is kept: {_again(where, service, 'rollback')}")
 
 
 @serve.command("rollback")

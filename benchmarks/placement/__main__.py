@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from symphony_serve.placement.selection import fast_greedy
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
 
+T = TypeVar("T")
 #: Bytes of weights on a V100 of 16 GB. Source: AlpaServe, section 6.1 (its 13 "GB" are GiB).
 BUDGET = 13 * 2**30
 #: Seconds of requests that are not counted, at both ends. Source: alpa-projects/mms.
@@ -78,24 +79,31 @@ def reported(simulator: Simulator, groups: Iterable[Group]) -> float:
     return float(answered[cut : len(times) - cut].mean())
 
 
+def _within(limit: float, steps: Iterable[T]) -> tuple[T, bool]:
+    """What the last step told that began within ``limit`` seconds, and whether that was the end."""
+    end = time.perf_counter() + limit
+    for told in steps:
+        if time.perf_counter() > end:
+            return told, False
+    return told, True
+
+
 def searched(
     models: list[ServedModel], gpus: int, requests: Requests, limit: float, goal: float = 1.0
 ) -> dict[str, Any]:
     """What the search finds: attainment, that with one bucket only, seconds, whether it ended, and the groups."""
     search, simulator = Search(models, gpus, BUDGET, requests, goal), Simulator(models, requests)
-    started, cpu, ended = time.perf_counter(), time.process_time(), True
-    for _ in search.steps():
-        if time.perf_counter() - started > limit:
-            ended = False
-            break
+    started, cpu = time.perf_counter(), time.process_time()
+    _, ended = _within(limit, search.steps())
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    *_, found = fast_greedy(simulator, groupings(gpus, simulator.shapes), BUDGET, goal)
+    lanes = groupings(gpus, simulator.shapes)
+    found, one_ended = _within(limit, fast_greedy(simulator, lanes, BUDGET, goal))
     return {
         "search": reported(simulator, search.best.groups),
         "one_bucket": reported(simulator, max(found, key=lambda one: one.score).groups),
         "search_seconds": seconds,
         "cpu_seconds": cpu,
-        "ended": ended,
+        "ended": ended and one_ended,
         "groups": [(str(shape), list(held)) for shape, held in search.best.groups],
     }
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-#: A host that stands for the machine, or for all of its addresses of IPv6, and one of these addresses.
-_REACHED = {"localhost": "127.0.0.1", "::": "::1"}
+#: The hosts that stand for all addresses of the machine.
+_ALL = ("", "0.0.0.0", "::")
 
 
 def listening(host: str, port: int, backlog: int | None = None) -> socket.socket:
-    """A socket that listens there; a host with ":" is one of IPv6. Raises OSError if the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=backlog)
+    """A socket that listens there; "::" is all addresses, of IPv4 as well. Raises OSError if it cannot be had."""
+    family, both = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 def is_of_this_machine(host: str) -> bool:
@@ -24,6 +24,6 @@ def is_of_this_machine(host: str) -> bool:
 
 
 def url_of(host: str, port: int, machine: str = "127.0.0.1") -> str:
-    """The URL of what listens there. machine: the address to give if it listens at all those of IPv4."""
-    reached = machine if host in ("", "0.0.0.0") else _REACHED.get(host, host)
+    """The URL of what listens there. machine: the address to give if it listens at all of them."""
+    reached = machine if host in _ALL else "127.0.0.1" if host == "localhost" else host
     return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"

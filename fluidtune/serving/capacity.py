@@ -86,10 +86,10 @@ def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
         path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
     try:
         return profiles_from_json(path.read_text())
-    except OSError:
-        raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
-    except UnicodeDecodeError:
-        raise FluidTuneError(f"{str(path)!r} has no profiles: it is no text; serve the run once: fluidtune serve start")
+    except (OSError, UnicodeDecodeError):
+        named = sorted(str(one.parent) for one in Path(source).glob(f"{DIRECTORY}-*/{PROFILES}"))
+        remedy = f"give one of {', '.join(named)}" if named else "serve the run once: fluidtune serve start"
+        raise FluidTuneError(f"there are no profiles at {str(path)!r}; {remedy}")
     except ServeError as error:
         raise FluidTuneError(str(error))
 

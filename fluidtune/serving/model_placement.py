@@ -55,14 +55,15 @@ class ModelTables:
 
     def rate(self, name: str, table: Mapping[str, Any]) -> tuple[float, float]:
         """The mean rate in requests per second, and the CV of the gaps, as given or of the trace."""
-        given = self._rate(name, table)
-        if given:
-            return given, self._cv(name, table)
+        where = self.file.where(name)
+        if ("rate" in table) == ("trace" in table):
+            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
+            raise FluidTuneError(f"{where} has {said}; give one of them")
+        if "rate" in table:
+            cv = number_of(table, "cv", where, 1.0, least=0.0, most=MOST_CV)
+            return number_of(table, "rate", where, low=LEAST_RATE), cv
         gaps = np.diff(self._trace(table), prepend=0.0)
         return 1 / float(gaps.mean()), min(float(gaps.std() / gaps.mean()), MOST_CV)
-
-    def _cv(self, name: str, table: Mapping[str, Any]) -> float:
-        return number_of(table, "cv", self.file.where(name), 1.0, least=0.0, most=MOST_CV)
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         where = self.file.where(name)
@@ -70,14 +71,6 @@ class ModelTables:
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
                 raise FluidTuneError(f"{where} has `{key}` without `{'` or `'.join(others)}`")
-
-    def _rate(self, name: str, table: Mapping[str, Any]) -> float:
-        """Requests per second; 0 for a trace, which is read later."""
-        where = self.file.where(name)
-        if ("rate" in table) == ("trace" in table):
-            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
-            raise FluidTuneError(f"{where} has {said}; give one of them")
-        return number_of(table, "rate", where, low=LEAST_RATE) if "rate" in table else 0.0
 
     def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
         """Arrival times in seconds, one a line."""
@@ -98,7 +91,7 @@ class ModelTables:
 
 
 class ModelsFile(ModelTables):
-    """The models of a TOML file, and their requests. memory: bytes of weights that a GPU may hold; None: not known."""
+    """The models of a TOML file, and their requests, which keep `busy` GPUs busy. memory: of a GPU; None: not known."""
 
     def __init__(self, file: NamedTables, memory: float | None):
         super().__init__(file)
@@ -153,10 +146,10 @@ class ModelsFile(ModelTables):
 
     def _requests(self) -> Requests:
         rates, cvs = zip(*(self.rate(name, table) for name, table in self.file), strict=True)
-        needed = sum(rate * one.gpu_seconds for rate, one in zip(rates, self.models, strict=True))
-        if needed > MOST_GPUS:
+        self.busy = sum(rate * one.gpu_seconds for rate, one in zip(rates, self.models, strict=True))
+        if self.busy > MOST_GPUS:
             raise FluidTuneError(
-                f"{self.file.path}: {sum(rates):g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is "
+                f"{self.file.path}: {sum(rates):g} requests/s keep at least {self.busy:.0f} GPUs busy, and no plan is "
                 f"made for more than {MOST_GPUS}; ask about smaller rates"
             )
         found = drawn(rates, cvs, SAMPLE)
@@ -205,14 +198,15 @@ def planned(
     file = ModelsFile(named, memory)
     file.check(gpus or MOST_GPUS)
     models, requests, room = file.models, file.requests, math.inf if memory is None else memory
-    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, room, requests, goal)
+    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, room, requests, goal, file.busy)
     try:
         ended = _search(search, budget)
     except ServeError as error:
         raise FluidTuneError(str(error))
     found, count = search.best, search.gpus
     if not found.groups:
-        raise FluidTuneError("the search was ended before it found a placement; give it more --seconds, or more GPUs")
+        more = ", or more GPUs" if gpus else f", or a smaller --attainment than {goal:g}"
+        raise FluidTuneError(f"the search was ended before it found a placement; give it more --seconds{more}")
     simulator = Simulator(models, requests)
     played = simulator.play(*simulator.lane(found.groups))
     placed = sorted(found.groups, key=lambda group: (-group.shape.gpus, group))

@@ -220,8 +220,7 @@ def handle(service: Service, event: Event) -> Service:
 def _deploy(service: Service, event: Deploy) -> Service:
     other = service.other
     if other is not None and other.state == "canary":
-        said = f"{other.said} is a canary; first fluidtune serve promote, or fluidtune serve rollback"
-        raise ServeError(said)
+        raise ServeError(f"{other.said} is a canary; first fluidtune serve promote, or fluidtune serve rollback")
     if other is not None and other.state != "kept":
         raise ServeError(f"{other.said} is being deployed; wait for it, or give it up with fluidtune serve rollback")
     aim: State = "serving" if event.share >= 1 else "canary"

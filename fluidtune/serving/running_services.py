@@ -6,6 +6,7 @@ A service is known by its front's name in Ray, which has the service's own name 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +33,10 @@ ANSWER_S, START_S = 30.0, 120.0
 
 
 def known() -> list[RunningService]:
-    """The services of this Ray cluster, also those that start, or whose front is started anew."""
+    """The services of this Ray cluster, none of an older version, also those that start or whose front does anew."""
     named = ray.util.list_named_actors(all_namespaces=True)
     words = [one["name"].split("/", 2) for one in named if one["namespace"] == NAMESPACE]
-    return sorted(RunningService(*some[1:]) for some in words if some[0] == APP)
+    return sorted(RunningService(*some[1:]) for some in words if some[0] == APP and len(some) == 3)
 
 
 def check_name(one: RunningService, there: Sequence[RunningService]) -> None:
@@ -45,7 +46,8 @@ def check_name(one: RunningService, there: Sequence[RunningService]) -> None:
     for other in there:
         if other.name == one.name:
             said = f"this Ray cluster has a service {one.name!r} already, of user {other.user}"
-            end = f", or end that one first: fluidtune serve stop --name {one.name}" if other == one else ""
+            stop = shlex.join(["fluidtune", "serve", "stop", "--name", one.name])
+            end = f", or end that one first: {stop}" if other == one else ""
             raise FluidTuneError(f"{said}; give another name (--name){end}")
 
 
@@ -65,7 +67,7 @@ def chosen(there: Sequence[RunningService], name: str | None, user: str, changes
         raise FluidTuneError(f"this Ray cluster has several services; give the name (--name) of one of them: {listed}")
     if changes and found[0].user != user:
         said = f"service {found[0].name!r} is of user {found[0].user}, and you are {user}"
-        raise FluidTuneError(f"{said}; if you act for them: fluidtune serve --user {found[0].user}")
+        raise FluidTuneError(f"{said}; if you act for them: fluidtune serve --user {shlex.quote(found[0].user)}")
     return found[0]
 
 

@@ -174,8 +174,9 @@ def serve(
     if not ray.is_initialized():
         start_quick_nodes()
         ray.init(log_to_driver=False)
-    one = RunningService(Path(run).name if name is None else name, user_of_job(user))
-    folder = DIRECTORY if one.name == Path(run).name else f"{DIRECTORY}-{one.name}"
+    usual = Path(run).name or "models"  # The file of the models may be in "/".
+    one = RunningService(usual if name is None else name, user_of_job(user))
+    folder = DIRECTORY if one.name == usual else f"{DIRECTORY}-{one.name}"
     leasing = _leasing(devices, beside, arbiter, one) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
@@ -290,6 +291,7 @@ def _start(setting: Setting) -> None:
     kept_state.keep(kept, cloudpickle.dumps(setting))
     front = None
     try:
+        check_name(one, known())  # To copy the checkpoints may have taken minutes.
         front = ray.remote(FrontActor).options(**options, **placed).remote(kept)
         # Of two users who start at once each sees the other's here, if not before; Ray refuses two of one user.
         check_name(one, [other for other in known() if other != one])

@@ -28,15 +28,15 @@ STATE_NAME = "fluid_state.json"
 #: What FluidTune writes into an experiment's folder: the event log, what a restored run must know, and the files of
 #: `fluidtune.report.write_report`.
 _FILES = (EVENT_LOG_NAME, STATE_NAME, "summary.json", "timeline.png", "utilisation.png")
-#: The event log of a run, and that of its service (`fluidtune.serving.capacity.DIRECTORY`).
-_LOGS = (EVENT_LOG_NAME, f"serving/{EVENT_LOG_NAME}")
+#: The directory of a service of the run, or its name up to the "-" (`fluidtune.serving.capacity.DIRECTORY`).
+_OF_SERVICE = "serving"
 
 
 class ExperimentFolder:
     """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes.
 
     ``restored``: the run goes on from an earlier driver's, and so does its event log. The log of another run of that
-    name is kept beside the new one from `begin` on, with the time of its end in its name, as is its service's.
+    name is kept beside the new one from `begin` on, with the time of its end in its name, as are its services'.
 
     Raises:
         FluidTuneError: another driver has the folder. A restored run waits for no end: Tune has read its state by now.
@@ -56,8 +56,7 @@ class ExperimentFolder:
         """Make the folder ready for this driver's event log, once nothing can refuse the job."""
         if not self._restored:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
-                for log in _LOGS:
-                    _set_aside(files, f"{folder}/{log}")
+                _set_aside(files, folder)
         elif self.is_local:
             remove_partial(self.path)
         else:
@@ -107,12 +106,14 @@ class ExperimentFolder:
         write_whole(content, target, to)
 
 
-def _set_aside(files: Any, log: str) -> None:
-    """Keep a log of a former run, if there is one, under another name."""
+def _set_aside(files: Any, folder: str) -> None:
+    """Keep the logs of a former run and of its services, if there are any, under other names."""
     try:
-        found = files.get_file_info(log)
-        if found.type == pyarrow.fs.FileType.File:
-            ended = found.mtime.astimezone().strftime("%Y-%m-%d_%H-%M-%S.%f")
-            files.move(log, f"{log.removesuffix('.jsonl')}-{ended}.jsonl")
+        inside = files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True))
+        services = [f"/{one.base_name}" for one in inside if one.base_name.split("-")[0] == _OF_SERVICE]
+        for found in files.get_file_info([f"{folder}{one}/{EVENT_LOG_NAME}" for one in ("", *services)]):
+            if found.type == pyarrow.fs.FileType.File:
+                ended = found.mtime.astimezone().strftime("%Y-%m-%d_%H-%M-%S.%f")
+                files.move(found.path, f"{found.path.removesuffix('.jsonl')}-{ended}.jsonl")
     except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
-        logger.warning("FluidTune: %s of a former run could not be kept under another name: %s", log, error)
+        logger.warning("FluidTune: logs in %s of a former run could not be kept under other names: %s", folder, error)

@@ -9,6 +9,7 @@ anew. `LeastGpus` searches with more and with fewer GPUs.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from symphony_serve.errors import ServeError
@@ -196,21 +197,22 @@ class Search:
 class LeastGpus:
     """Looks for the least number of GPUs that attains ``goal``: `best` is the last placement that did, on `gpus`.
 
-    Searches are no proof, so that fewer GPUs may do.
+    Searches are no proof, so that fewer GPUs may do. busy: GPUs that all requests keep busy, at least.
     """
 
-    def __init__(self, models: Sequence[ServedModel], memory: float, requests: Requests, goal: float):
+    def __init__(self, models: Sequence[ServedModel], memory: float, requests: Requests, goal: float, busy: float = 0):
         self.gpus, self.best = 0, Selection()
+        self._first = max(1, math.ceil(goal * busy))
         self._models, self._memory, self._requests, self._goal = models, memory, requests, goal
         self._parts: dict[tuple[int, int], Selection] = {}
 
     def steps(self) -> Iterator[Selection]:
-        """Search without a beam on 1 GPU, on twice as many until it suffices, and between the last two.
+        """Search without a beam on as many GPUs as are busy, on twice as many until it suffices, and below that.
 
-        Then search with a beam on one GPU less, until that does not suffice. What is told is the best of the search
-        that goes on.
+        Fewer than are busy may do, as models have weights. Then search with a beam on one GPU less, until that does not
+        suffice. What is told is the best of the search that goes on.
         """
-        low, count, below = 0, 1, None
+        low, count, below = 0, self._first, None
         while not self.gpus or self.gpus - low > 1:
             search = self._on(count)
             yield from search.greedy()

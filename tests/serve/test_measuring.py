@@ -223,6 +223,9 @@ class TestKeptProfiles:
             (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": 3}}), "an entry that is no list"),
             (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": [-1.0]}}), "takes -1.0 s"),
             (json.dumps({"format": 1, "seconds": {}, "delays": {"m": -1}}), "the kept delays are"),
+            # Seen: kept profiles with an integer of 400 digits were a traceback.
+            (json.dumps({"format": 1, "seconds": {"m": [10**400]}}), "profiles"),
+            (json.dumps({"format": 1, "seconds": {"m": [0.1]}, "delays": {"m": 10**400}}), "the kept delays are"),
         ],
     )
     def test_what_cannot_be_read_is_refused_in_one_line(self, text, said):

@@ -124,6 +124,14 @@ def test_a_model_that_does_not_load_and_stands_nowhere_is_left_out_until_rates_a
     assert handle(state, Found(search.number, placement))[1] == [Hold(1, "b")]
 
 
+def test_a_model_that_stands_nowhere_is_placed_again_after_a_while():
+    state, same = standing(2, "ab", "c"), dict.fromkeys("abc", 1.0)
+    for event in (NotFound(1), Down(1), NotFound(2), Rates(0.0, same, 10.0)):
+        state, acts = handle(state, event)
+    assert (state.phase, acts) == ("drifting", [])
+    assert handle(state, Rates(10.0, same, 10.0))[1] == [Search(3, same, (0,))]
+
+
 def test_a_model_that_stays_broken_is_tried_again_ever_more_seldom():
     """Each attempt may end the process of healthy models. Seen: it was tried every 20 s for ever."""
     same, placement, now = dict.fromkeys("ab", 1.0), {0: frozenset("ab")}, 0.0

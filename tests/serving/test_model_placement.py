@@ -130,7 +130,6 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE, "--gpus 1 --gpu-memory 0.5", "has 0.931 GiB on a GPU even in its smallest stages, and a GPU has 0.5"),
         (ONE.replace("bytes = 1e9", ""), "--gpus 1 --gpu-memory 1", "has no `bytes`; --gpu-memory needs the bytes"),
         (ONE + 'trial = "x"\n', "--gpus 1", "model a has `trial` without `run`"),
-        (ONE + "hop = 0.1\n", "--gpus 1", "model a has `hop` without `layers`"),
         (
             ONE.replace("slo = 0.5", "slo = 0.15") + "layers = { seconds = [0.1, 0.1], bytes = [5e8, 5e8] }\n",
             "--gpus 2 --gpu-memory 0.6",
@@ -156,7 +155,6 @@ def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
         ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus 2 is for --models FILE; leave it out"),
         ("somewhere --rate 1 --slo 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
         ("--models f --gpus 1 --devices 2", "--devices 2 is for SOURCE; leave it out"),
-        ("--models f --gpus 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
     ],
 )
 def test_an_option_of_another_plan_is_refused(words, said):

@@ -99,12 +99,6 @@ def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
     assert after(Deploy("c", "run"), service=back).other.number == 3
 
 
-def test_the_kept_one_goes_with_the_next_deploy():
-    moved = after(Deploy("b", "run"), Loaded(2), Measured(2))
-    found = handle(moved, Deploy("c", "run"))
-    assert (found.serving.number, found.other.number, found.last.state) == (2, 3, "ended")
-
-
 def test_a_share_of_the_requests_is_drawn_by_their_ids():
     canary = after(Deploy("b", "run", share=0.1), Loaded(2), Measured(2))
     ids = [f"request-{number}" for number in range(10_000)]

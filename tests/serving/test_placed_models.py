@@ -67,9 +67,7 @@ def test_the_models_of_a_file(file):
         (('checkpoint = "weights"', 'run = "weights"'), "model ranker: .*; here: give `trial`"),
         (('"weights"', '"elsewhere"'), "model ranker has the checkpoint .*elsewhere', which is no directory"),
         (("2e9", "5e9"), "model ranker has 4.66 GiB and a device 3.73 GiB, so it fits none; give larger devices"),
-        (("weight = 2.0", "bytes = 7e9"), "reader has 6.52 GiB and a device"),
         (("weight = 2.0", "run = 'r'"), "model reader has both `run` and `checkpoint`; give one of them"),
-        (("rate = 12.0\ncv = 4.0", ""), "model ranker has neither `rate` nor `trace`"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(file, change, said, monkeypatch):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import ray
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.running_services import RunningService, check_name, chosen
+from fluidtune.serving.running_services import RunningService, check_name, chosen, known
 
 ANNAS, BERTS = RunningService("digits", "anna"), RunningService("faces", "bert")
 
@@ -20,7 +21,6 @@ ANNAS, BERTS = RunningService("digits", "anna"), RunningService("faces", "bert")
         ([ANNAS], "face", "anna", False, r"has no service 'face'; it has digits \(user anna\)"),
         ([ANNAS, BERTS], None, "carl", False, r"several services; give .* digits \(user anna\), faces \(user bert\)"),
         ([ANNAS], None, "bert", True, "service 'digits' is of user anna, and you are bert; .* serve --user anna"),
-        ([ANNAS, BERTS], "faces", "anna", True, "service 'faces' is of user bert, and you are anna"),
     ],
 )
 def test_which_service_is_meant(there, name, user, changes, found):
@@ -29,6 +29,13 @@ def test_which_service_is_meant(there, name, user, changes, found):
     else:
         with pytest.raises(FluidTuneError, match=found):
             chosen(there, name, user, changes)
+
+
+def test_actors_of_other_names_are_no_services(monkeypatch):
+    """Seen: the front of an older version, which is called "serving", made every command a traceback."""
+    named = [{"name": name, "namespace": "fluidtune"} for name in ("serving", "arbiter", ANNAS.actor)]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: named)
+    assert known() == [ANNAS]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -54,38 +55,42 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
     monkeypatch.setattr(service.kept_state, "global_worker", SimpleNamespace())  # as in a client
     with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
         serve("run", runs.load, 1.0)
+    # Seen: a service of several models of a file in "/" had no name, and was refused for that.
+    monkeypatch.setattr(service.kept_state, "can_keep", lambda: True)
+    monkeypatch.setattr(service, "known", lambda: [running_services.RunningService("models", "bert")])
+    placed = SimpleNamespace(models=[SimpleNamespace(slo=1.0)])
+    monkeypatch.setattr(service, "_placing", lambda *given: (placed, [], "/"))
+    with pytest.raises(FluidTuneError, match="'models' already, of user bert"):
+        serve(models="models.toml", user="anna")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(TimeoutError(), "TimeoutError"), (RuntimeError("no\nsuch thing"), "such thing")]
+    ("seen", "said"),
+    [
+        (TimeoutError(), "^the front did not start: TimeoutError$"),
+        (RuntimeError("no\nsuch thing"), "^the front did not start: such thing$"),
+        ([running_services.RunningService("digits", "bert")], "'digits' already, of user bert; give another name"),
+    ],
 )
-def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said):
-    class Actor:
-        def options(self, **given):
-            return self
-
-        def remote(self, *given):
-            return self
-
-    def fails():
-        raise error
-
+def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monkeypatch, seen, said):
+    """Of what is seen by the second look at the services: an error, or another user's service that began meanwhile."""
     kept: dict[str, bytes] = {}
+    stopped: list[running_services.RunningService] = []
     monkeypatch.setattr(service.kept_state, "keep", kept.__setitem__)
     monkeypatch.setattr(service.kept_state, "forget", kept.pop)
-    monkeypatch.setattr(ray, "remote", lambda given: Actor())
-    monkeypatch.setattr(service, "known", fails)
-    monkeypatch.setattr(running_services.RunningService, "front", lambda one: None)
-    with pytest.raises(FluidTuneError, match=f"^the front did not start: {said}$"):
-        service._start(SimpleNamespace(known=running_services.RunningService("digits", "anna")))
-    assert not kept
+    monkeypatch.setattr(ray, "remote", Mock())
+    monkeypatch.setattr(service, "known", Mock(side_effect=[[], seen]))
+    monkeypatch.setattr(running_services.RunningService, "stop", lambda one: stopped.append(one))
+    one = running_services.RunningService("digits", "anna")
+    with pytest.raises(FluidTuneError, match=said):
+        service._start(SimpleNamespace(known=one))
+    assert not kept and stopped == [one]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
-        ({"slo": float("nan")}, "slo is nan"),
         ({"slo": float("inf")}, "slo is inf, expected seconds above 0"),
         ({"slo": "0.2"}, "slo is '0.2', expected seconds above 0"),
         ({"slo": 1.0, "max_batch": 0}, "max_batch is 0, expected 1 or more"),
@@ -103,46 +108,48 @@ def test_settings_that_are_refused(monkeypatch, given, said):
         serve("run", runs.load, **given)
 
 
+FOUND = {
+    "state": "serving",
+    "why": "",
+    "slo_s": 0.2,
+    "name": "digits",
+    "user": "anna",
+    "url": "http://x:1/",
+    "device_pids": [7],
+    "processes_wanted": 2,
+    "devices": 2,
+    "unanswered": 1,
+    "devices_wanted": 3,
+    "app": None,
+    "seconds": 9.0,
+}
+TRIAL = {
+    "trial": "a",
+    "version": 1,
+    "state": "serving",
+    "batching": "window",
+    "batch_1_s": 0.002,
+    "goodput": 2.5,
+    "p99_s": 0.012,
+    "requests": {"answered": 3, "late": 1},
+    "batches": {"2": 2},
+}
+
+
 def test_the_status_in_words():
-    trial = {
-        "trial": "a",
-        "value": 1.0,
-        "version": 1,
-        "state": "serving",
-        "batching": "window",
-        "batch_1_s": 0.002,
-        "goodput": 2.5,
-        "p99_s": 0.012,
-        "requests": {"answered": 3, "late": 1},
-        "batches": {"2": 2},
-    }
-    found = {
-        "state": "serving",
-        "why": "",
-        "slo_s": 0.2,
-        "name": "digits",
-        "user": "anna",
-        "url": "http://x:1/",
-        "device_pids": [7],
-        "processes_wanted": 2,
-        "devices": 2,
-        "unanswered": 1,
-        "devices_wanted": 3,
-        "app": None,
-    }
-    assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
+    assert status_text({**FOUND, "trials": [TRIAL]}).splitlines() == [
         "digits, of user anna, at http://x:1/",
         "serving: SLO 200 ms, 2 devices with 1 of 2 processes, 1 requests wait, 9 s",
         "  the load wants 3 devices",
         "  a (version 1, serving): 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
         "    last minute: 2.5 requests/s answered, p99 12.0 ms",
     ]
-    canary = {**trial, "version": 2, "state": "canary", "share": 0.1, "p99_s": None}
-    refused = {**trial, "version": 3, "state": "refused", "why": "it is slow"}
-    lines = status_text({**found, "seconds": 9.0, "trials": [canary, refused]}).splitlines()
+    canary = {**TRIAL, "version": 2, "state": "canary", "share": 0.1, "p99_s": None}
+    refused = {**TRIAL, "version": 3, "state": "refused", "why": "it is slow"}
+    lines = status_text({**FOUND, "trials": [canary, refused]}).splitlines()
     assert lines[3].startswith("  a (version 2, canary of 10 %): 3 answered")
     assert (lines[4], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
-    leased = {**found, "app": "run-served", "devices_wanted": 2, "seconds": 9.0, "trials": []}
+    leased = {**FOUND, "app": "run-served", "devices_wanted": 2, "trials": []}
     assert "2 leased devices with 1 of 2 processes" in status_text(leased)
 
 
@@ -152,27 +159,11 @@ NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J
 @pytest.mark.parametrize("command", ["status", "deploy", "rollback", "start"])
 def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
     """Seen: a model's name or error could clear the terminal, or add a line."""
-    counts = {"requests": {NAME: 1}, "batches": {}, "batching": NAME, "batch_1_s": None, "goodput": 0.0, "p99_s": None}
-    trial = {"trial": NAME, "version": 1, "state": NAME, "why": NAME, **counts}
-    found = {
-        "state": NAME,
-        "why": NAME,
-        "name": NAME,
-        "user": NAME,
-        "url": NAME,
-        "slo_s": 0.2,
-        "device_pids": [7],
-        "processes_wanted": 1,
-        "devices": 2,
-        "unanswered": 0,
-        "devices_wanted": 2,
-        "app": None,
-        "seconds": 9.0,
-        "placement": {"devices": {"0": [NAME]}, "phase": NAME, "why": NAME},
-        "trials": [trial],
-        "log": None,
-    }
-    served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found)
+    trial = TRIAL | dict.fromkeys(("trial", "state", "why", "batching"), NAME) | {"requests": {NAME: 1}}
+    placement = {"devices": {"0": [NAME]}, "phase": NAME, "why": NAME}
+    found = FOUND | dict.fromkeys(("state", "why", "name", "user", "url"), NAME)
+    found |= {"placement": placement, "trials": [trial], "log": None}
+    served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found, name=NAME)
     served.deploy, served.rollback = lambda run, **asked: trial, lambda: None
     monkeypatch.setattr(cli, "_connect", lambda address: None)
     monkeypatch.setattr(running_services, "find", lambda *given: served)
@@ -231,30 +222,32 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
         service._leasing("gpu", False, "auto", running_services.RunningService("digits", "anna"))
 
 
-def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
-    monkeypatch.setattr(cli, "_connect", lambda address: None)
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    words = ["serve", "start", ".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"]
-    found = CliRunner().invoke(cli.cli, words)
-    assert isinstance(found.exception, FluidTuneError) and "choose one" in str(found.exception)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"], "leases whole ones: choose one"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--memory", "2"], "--gpu-memory 2.0 is for --models FILE"),
         (["--models", "none.toml", "--gpus", "2", "--devices", "gpu:2"], "--gpus 2 is in place of --devices"),
-        (["--models", "none.toml", "--shared"], "models and arbiter (--shared) do not go together"),
         (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
     ],
 )
-def test_the_command_says_what_does_not_go_with_several_models(monkeypatch, words, said):
+def test_the_command_says_what_does_not_go_together(monkeypatch, words, said):
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(cli, "_connect", lambda address: None)
     found = CliRunner().invoke(cli.cli, ["serve", "start", *words])
     assert isinstance(found.exception, FluidTuneError) and said in str(found.exception)
+
+
+def test_what_is_printed_acts_on_the_same_service(monkeypatch):
+    """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
+    served = SimpleNamespace(name="two digits", promote=lambda: None)
+    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    monkeypatch.setattr(running_services, "find", lambda *given: served)
+    said = CliRunner().invoke(cli.cli, ["serve", "--user", "anna", "promote"]).stdout
+    assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
 
 
 def test_a_trial_that_is_named_is_not_ranked():

@@ -84,9 +84,10 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     run = tmp_path / "root" / "bucket" / "run"
     if local:
         storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
-    # Seen: the new run's page showed the former one's service.
-    (run / "serving").mkdir()
-    (run / "serving" / EVENT_LOG_NAME).write_text("of the service")
+    # Seen: the new run's page showed the former one's service. Seen: and a service of another name went on.
+    for service in ("serving", "serving-digits"):
+        (run / service).mkdir()
+        (run / service / EVENT_LOG_NAME).write_text(f"of {service}")
     begun(storage, restored=True).close()
     ExperimentFolder(storage, restored=False).close()  # Seen: a run that was refused took the former one's log away
     assert (run / "serving" / EVENT_LOG_NAME).exists()
@@ -99,7 +100,7 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     begun(storage, restored=False).close()
     logs = [path for path in run.rglob("*") if path.is_file()]
     assert local != (tmp_path / "staging").exists()
-    assert sorted(path.read_text() for path in logs) == ["first", "of the service", "second"]
+    assert sorted(path.read_text() for path in logs) == ["first", "of serving", "of serving-digits", "second"]
     assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in logs)
 
 
