@@ -145,7 +145,6 @@ class _WholeFiles(_FilesystemSyncer):
             return self._store, {"folder": local_path, "to": uri, "state": None}
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
-        _with_beside(state)
         stored = None if self._on_state is None else self._on_state()
         return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
@@ -166,6 +165,7 @@ class _WholeFiles(_FilesystemSyncer):
         done = False
         try:
             self._copy_changed(folder, to, below=True)
+            _with_beside(state)
             for name in sorted(state, key=lambda name: name.startswith(_STATE)):
                 mark, content = state[name]
                 write_whole(content, self.storage_filesystem, os.path.join(to, name))
