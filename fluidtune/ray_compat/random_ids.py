@@ -32,9 +32,3 @@ def undrawn() -> Iterator[None]:
         yield
     finally:
         ray.actor.ActorClassID = ActorClassID
-
-
-def draw() -> bytes:
-    """An id of Ray's, drawn from its generator."""
-    drawn: bytes = ray.NodeID.from_random().binary()
-    return drawn

@@ -34,10 +34,14 @@ def trials_of(where: str, files: pyarrow.fs.FileSystem | None) -> list[Trial]:
 
 def search_of(where: str, files: pyarrow.fs.FileSystem | None) -> dict[str, Any] | None:
     """What the newest snapshot of the run has of its search (`extend_controller`); None: stock Ray Tune wrote it."""
-    newest = _find_newest_experiment_checkpoint(where, files)
-    assert newest is not None, where
-    found: dict[str, Any] | None = json.loads(content_of(where, files, Path(newest).name))["runner_data"].get(SEARCH)
+    found: dict[str, Any] | None = newest_state(where, files)["runner_data"].get(SEARCH)
     return found
+
+
+def newest_state(where: str, files: pyarrow.fs.FileSystem | None) -> dict[str, Any]:
+    """The newest snapshot of the run in this directory; empty: it has none. Raises what its storage raises."""
+    newest = _find_newest_experiment_checkpoint(where, files)
+    return {} if newest is None else dict(json.loads(content_of(where, files, Path(newest).name)))
 
 
 def content_of(where: str, files: pyarrow.fs.FileSystem | None, name: str) -> bytes:

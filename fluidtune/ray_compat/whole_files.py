@@ -26,8 +26,9 @@ from typing import Any
 
 import pyarrow.fs
 from ray.train._internal.storage import _FilesystemSyncer
-from ray.tune.execution.experiment_state import _find_newest_experiment_checkpoint
 from ray.tune.execution.tune_controller import TuneController
+
+from fluidtune.ray_compat.run_state import newest_state
 
 #: What the name of a file begins and ends with that is not complete.
 _BEFORE, _AFTER = ".", ".partial"
@@ -96,11 +97,7 @@ def restore_beside(controller: TuneController) -> None:
     Tune has given it that of the newest file. Raises what the storage or the searcher raises.
     """
     storage, search = controller._storage, controller._search_alg
-    newest = _find_newest_experiment_checkpoint(storage.experiment_fs_path, storage.storage_filesystem)
-    if newest is None:
-        return
-    with storage.storage_filesystem.open_input_stream(newest) as stream:
-        beside = json.loads(stream.readall()).get(_BESIDE, {})
+    beside = newest_state(storage.experiment_fs_path, storage.storage_filesystem).get(_BESIDE, {})
     with tempfile.TemporaryDirectory() as folder:
         for name, kept in beside.items():
             Path(folder, name).write_bytes(zlib.decompress(base64.b64decode(kept)))
@@ -112,13 +109,11 @@ def _with_beside(state: dict[str, tuple[tuple[int, int], bytes]]) -> None:
     """Add to the run's state, a JSON object, those files of ``state`` that the searcher wrote with it."""
     for run in [name for name in state if name.startswith(_STATE)]:
         session = os.path.splitext(run)[0].removeprefix(_STATE)
-        others = {run, f"{_CALLBACKS}{session}.pkl"}
-        beside = {name: content for name, (_, content) in state.items() if session in name and name not in others}
-        if not beside:
-            continue
-        kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}
-        mark, content = state[run]
-        state[run] = mark, content.rstrip().removesuffix(b"}") + f', "{_BESIDE}": {json.dumps(kept)}}}'.encode()
+        names = [name for name in state if session in name and not name.startswith((_STATE, _CALLBACKS))]
+        kept = {name: base64.b64encode(zlib.compress(state[name][1], 1)).decode() for name in names}
+        if kept:
+            mark, content = state[run]
+            state[run] = mark, content.rstrip().removesuffix(b"}") + f', "{_BESIDE}": {json.dumps(kept)}}}'.encode()
 
 
 def _partial(path: str) -> str:

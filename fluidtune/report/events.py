@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: The event log's file name in a run's directory.
 EVENT_LOG_NAME = "fluid_events.jsonl"
+#: A service's directory below that of its run; that of a service with a name of its own has "-NAME" after it.
+SERVICE_DIRECTORY = "serving"
 
 #: One event as read back: "t" (unix seconds), "event" (its name) and the event's own fields.
 EventDict = dict[str, Any]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.events import SERVICE_DIRECTORY
 from fluidtune.serving.model_tables import LEAST_RATE, MOST
 from symphony_serve.autoscale import BAD_RATE, gpus_for
 from symphony_serve.delays import Delays
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 K = TypeVar("K", bound=Enum)
-#: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
-DIRECTORY, PROFILES = "serving", "profiles.json"
+#: The file with the profiles, in the service's directory.
+PROFILES = "profiles.json"
 #: Requests that are simulated for each answer, and the precision of a goodput as a part of it. 1 % of 5,000 requests
 #: are 50, which is exact to a seventh of them; ten answers take some seconds.
 REQUESTS, PRECISION = 5000, 0.02
@@ -83,11 +84,11 @@ def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
     """
     path = Path(source)
     if path.is_dir():
-        path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
+        path = path / PROFILES if (path / PROFILES).is_file() else path / SERVICE_DIRECTORY / PROFILES
     try:
         return profiles_from_json(path.read_text())
     except (OSError, UnicodeDecodeError):
-        named = sorted(str(one.parent) for one in Path(source).glob(f"{DIRECTORY}-*/{PROFILES}"))
+        named = sorted(str(one.parent) for one in Path(source).glob(f"{SERVICE_DIRECTORY}-*/{PROFILES}"))
         remedy = f"give one of {', '.join(named)}" if named else "serve the run once: fluidtune serve start"
         raise FluidTuneError(f"there are no profiles at {str(path)!r}; {remedy}")
     except ServeError as error:

@@ -29,8 +29,9 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import user_of_job
+from fluidtune.report.events import SERVICE_DIRECTORY
 from fluidtune.serving.address import is_of_this_machine, listening, url_of
-from fluidtune.serving.capacity import DIRECTORY, one_of
+from fluidtune.serving.capacity import one_of
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
@@ -176,7 +177,7 @@ def serve(
         ray.init(log_to_driver=False)
     usual = Path(run).name or "models"  # The file of the models may be in "/".
     one = RunningService(usual if name is None else name, user_of_job(user))
-    folder = DIRECTORY if one.name == usual else f"{DIRECTORY}-{one.name}"
+    folder = SERVICE_DIRECTORY if one.name == usual else f"{SERVICE_DIRECTORY}-{one.name}"
     leasing = _leasing(devices, beside, arbiter, one) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))

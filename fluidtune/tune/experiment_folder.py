@@ -18,7 +18,7 @@ import pyarrow.fs
 
 from fluidtune.driver_lock import hold
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
-from fluidtune.report import EVENT_LOG_NAME
+from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,6 @@ STATE_NAME = "fluid_state.json"
 #: What FluidTune writes into an experiment's folder: the event log, what a restored run must know, and the files of
 #: `fluidtune.report.write_report`.
 _FILES = (EVENT_LOG_NAME, STATE_NAME, "summary.json", "timeline.png", "utilisation.png")
-#: The directory of a service of the run, or its name up to the "-" (`fluidtune.serving.capacity.DIRECTORY`).
-_OF_SERVICE = "serving"
 
 
 class ExperimentFolder:
@@ -110,7 +108,7 @@ def _set_aside(files: Any, folder: str) -> None:
     """Keep the logs of a former run and of its services, if there are any, under other names."""
     try:
         inside = files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True))
-        services = [f"/{one.base_name}" for one in inside if one.base_name.split("-")[0] == _OF_SERVICE]
+        services = [f"/{one.base_name}" for one in inside if one.base_name.split("-")[0] == SERVICE_DIRECTORY]
         for found in files.get_file_info([f"{folder}{one}/{EVENT_LOG_NAME}" for one in ("", *services)]):
             if found.type == pyarrow.fs.FileType.File:
                 ended = found.mtime.astimezone().strftime("%Y-%m-%d_%H-%M-%S.%f")

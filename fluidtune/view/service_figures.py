@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, EventLogError
+from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventLogError
 from fluidtune.report.log_tail import LogTail
 from fluidtune.report.serving_report import (
     COLUMNS,
@@ -28,7 +28,7 @@ class ServiceFigures:
     """The service of the run in ``run_dir``. It may begin, or be replaced by another one, while it is looked at."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._log = run_dir / "serving" / EVENT_LOG_NAME
+        self._log = run_dir / SERVICE_DIRECTORY / EVENT_LOG_NAME
         self._tail: LogTail | None = None
         self._sum = ServingSummary()
         self._state = ""
