@@ -50,7 +50,7 @@ test-all: test $(EXTRAS)
 fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not ray and not faults and not slow" $$(grep -rLE '^pytestmark = .*mark\.(ray|faults|slow)' tests --include='test_*.py' | sort) -n auto --dist worksteal $(REPORT)/fast.xml
 
-# Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
+# Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and a worker that is killed.
 core: $(STAMP)
 	$(BIN)/python -m pytest -m "core" $(call marked,core) --kills 1 $(TWO) $(REPORT)/core.xml
 

@@ -59,7 +59,7 @@ def kill_nodes(cluster, node, log: Path, job: Future, wanted: int) -> int:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", [pytest.param("elastic", marks=pytest.mark.core), "checkpointing"])
+@pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
 def test_a_node_killed_again_and_again(kind, kills, two_nodes, tmp_path):
     cluster, node = two_nodes
     iterations = 30 * kills

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.common import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.core, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.usefixtures("no_ray")]
 
 
 @pytest.mark.timeout(900)

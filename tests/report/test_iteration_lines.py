@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from fluidtune.engine.messages import Start
 from fluidtune.report.events import EventDict, read_events
 from fluidtune.report.iteration_lines import SHARED_SECONDS, WHOLE_AFTER_CHANGE, WHOLE_ITERATIONS, IterationLines
 from fluidtune.report.measured import measure
 from fluidtune.report.recorded import read_job
 from fluidtune.report.summary import summarise
 from fluidtune.tune.job_log import JobLog
+from tests.engine.helpers import Bench, elastic
 from tests.report.makers import added, begin, ended, group, over, resized, result, started
 
 #: What docs/events.md says of a trial's lines: bytes of a line, and seconds between two lines.
@@ -63,6 +65,15 @@ def logged(directory: Any, events: list[EventDict]) -> list[EventDict]:
         else:
             log.write(event["event"], **fields)
     return read_events(directory / "fluid_events.jsonl")
+
+
+def test_a_device_that_a_trial_is_only_promised_is_not_said_to_be_held(tmp_path):
+    """The engine starts the trial at width two; until its other worker is there, the trial has one device."""
+    bench = Bench(2)
+    (told,) = bench(elastic("a"))
+    assert isinstance(told, Start) and told.devices == (0, 1)
+    JobLog("job", tmp_path, bench.engine, Clock()).instructions_given([told])
+    assert [line["devices"] for line in read_events(tmp_path / "fluid_events.jsonl")] == [[0]]
 
 
 def test_a_hundred_thousand_iterations_of_a_trial_are_a_small_log_with_the_same_figures(tmp_path):

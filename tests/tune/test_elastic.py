@@ -136,38 +136,3 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert {e["reason"] for e in replaced} - {"a resize was called off"} == {"its trial has fewer devices now"}
     widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
-
-
-@pytest.mark.core
-@pytest.mark.newest
-def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
-    """The engine starts the second trial at width two; until its other worker is there, the trial has one device."""
-    (tmp_path / "notes").mkdir()
-
-    def measured_wide(trial: str, result: dict[str, Any]) -> bool:
-        """Ten results after the trial has got its second device, whenever that is."""
-        iteration = result["training_iteration"]
-        if any(event["trial"] == trial for event in events_of(tmp_path, "resized")):
-            wide.setdefault(trial, iteration)
-        return iteration >= wide.get(trial, 1990) + 10
-
-    wide: dict[str, int] = {}
-    space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 2000, "step": 0.06, "notes": str(tmp_path / "notes")}
-    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": measured_wide}}
-    told: list[m.Start] = []
-    handle = tuning_job.Engine.handle
-
-    def listen(engine: Any, *events: m.Event, now: float) -> list[m.Instruction]:
-        out = handle(engine, *events, now=now)
-        told.extend(one for one in out if isinstance(one, m.Start))
-        return out
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning_job.Engine, "handle", listen)
-        fit("fluid", jobs.elastic, space, tmp_path, **one)
-    assert [len(one.devices) for one in told] == [1, 2]
-    events = events_of(tmp_path)
-    assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
-    # A trial that turns out slower on two busy cores shrinks later.
-    first = {e["trial"]: len(e["devices"]) for e in reversed(events) if e["event"] == "resized"}
-    assert set(first.values()) == {2}

@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 from tests.tune.running import Recorder, fit, outcome
 from tests.tune.trainables import Stepper, score, with_checkpoints, without_checkpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("ray2")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
 XS = list(range(9))
 
@@ -54,6 +54,7 @@ def hyperband() -> HyperBandScheduler:
     return HyperBandScheduler(max_t=9, reduction_factor=3)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("trainable", [with_checkpoints, Stepper], ids=["function", "class"])
 def test_hyperband_stops_and_promotes_the_same_trials_at_the_same_iterations(trainable: Any, tmp_path: Path) -> None:
     stock, fluid, told_stock, told_fluid = both(tmp_path, trainable, hyperband)
@@ -107,6 +108,7 @@ class SlowToSave(Stepper):
         super().save_checkpoint(checkpoint_dir)
 
 
+@pytest.mark.core
 def test_a_trial_that_saves_while_its_bracket_ends_is_not_left_paused(tmp_path: Path) -> None:
     results = fit("fluid", SlowToSave, {"x": tune.grid_search([0, 1])}, tmp_path, scheduler=hyperband())
     assert [iteration for _, iteration, *_ in outcome(results)] == [9, 9]
@@ -149,6 +151,7 @@ def asha() -> ASHAScheduler:
     return ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
 
 
+@pytest.mark.core
 def test_asha_one_at_a_time_is_the_same(tmp_path: Path) -> None:
     stock, fluid, told_stock, told_fluid = both(tmp_path, with_checkpoints, asha, max_concurrent_trials=1)
     assert outcome(fluid, "at") == outcome(stock, "at")
@@ -181,6 +184,7 @@ class Rungs:
         return False
 
 
+@pytest.mark.core
 def test_asha_concurrency_is_the_scripts_and_every_decision_follows_the_rule(tmp_path: Path) -> None:
     concurrency = 2
     recorder = Recorder()
@@ -213,6 +217,7 @@ def test_asha_concurrency_is_the_scripts_and_every_decision_follows_the_rule(tmp
     assert most == concurrency, "the script asked for more trials at once than were given to it"
 
 
+@pytest.mark.core
 def test_grid_and_random_give_the_same_results_in_the_same_order(tmp_path: Path) -> None:
     grids = []
     for side in ("stock", "fluid"):

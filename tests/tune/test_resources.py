@@ -96,7 +96,6 @@ def run(
 
 @pytest.mark.usefixtures("ray4")
 class TestCPUs:
-    @pytest.mark.core
     def test_two_cores_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 2}, meeting=True)
         assert placement_groups() == [], "they are given back when fit returns"
@@ -160,7 +159,6 @@ class TestCPUs:
 
 @pytest.mark.usefixtures("ray_gpus")
 class TestGPUs:
-    @pytest.mark.core
     def test_a_whole_one_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 1})
         assert {r.metrics["gpus"] for r in results} <= {"0", "1"}

@@ -77,9 +77,10 @@ def reported(path: Path) -> int:
 
 
 @pytest.mark.ray
-@pytest.mark.core
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.core), signal.SIGKILL]
+)
 def test_a_signal_leaves_no_process_and_a_run_that_is_restored(number: int, tmp_path: Path, one_ray) -> None:  # type: ignore[no-untyped-def]
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)

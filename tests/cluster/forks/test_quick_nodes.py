@@ -17,7 +17,7 @@ import pytest
 
 from tests.contracts.processes import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
 
 #: Prints, for each runtime environment of an actor: what its process finds, and how its launcher was started.
