@@ -8,10 +8,11 @@ the driver that has started the service.
 
 What is looked at:
 
-- Results. Each result of each job must be there once, with the value of a run without faults. In the jobs of one tenant
-  ASHA decides, and trials run one at a time: each must end where it ends without faults. A trial whose worker died must
-  go on from the newest checkpoint that Tune had: each iteration before that which runs again is ``past_commit``. A job
-  whose driver died goes on from Tune's last snapshot, which may be older.
+- Results. Each result of each job must be there, with the value of a run without faults, and again only where its trial
+  goes on from a checkpoint. In the jobs of one tenant ASHA decides, and trials run one at a time: each must end where
+  it ends without faults. A trial whose worker died must go on from the newest checkpoint that Tune had: each iteration
+  before that which runs again is ``past_commit``. A job whose driver died goes on from Tune's last snapshot, which may
+  be older.
 - Requests. Each has one response, and the right one; only those on their way when a front died may get none.
 - Leaks. When all jobs have ended and service and arbiter are stopped, no placement group, actor or reservation is left,
   and when the cluster has ended, no process that was started in the soak, and no temporary file of ours but those of
@@ -42,7 +43,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +148,16 @@ def shape(curve: Sequence[tuple[float, float]], settled: float) -> dict[str, Any
 
 
 def faults_of(rows: Sequence[dict[str, Any]], expected: Sequence[float], ended: bool) -> Counter[str]:
-    """What is wrong with a trial's results. ``expected``: the values without faults. ``ended``: the trial has ended."""
-    times = Counter(row["training_iteration"] for row in rows)
-    last = len(expected) if ended else max(times, default=0)
+    """What is wrong with a trial's results. ``expected``: the values without faults. ``ended``: the trial has ended.
+
+    A trial that goes on from a checkpoint, of every third iteration, reports those after it again.
+    """
+    numbers = [row["training_iteration"] for row in rows]
+    end = len(expected) if ended else max(numbers, default=0)
+    again = [(last, next_) for last, next_ in pairwise([0, *numbers]) if next_ <= last]
     return Counter(
-        lost=sum(1 for number in range(1, last + 1) if not times[number]),
-        twice=sum(count - 1 for count in times.values()),
+        lost=len(set(range(1, end + 1)) - set(numbers)),
+        twice=sum(last - next_ + 1 for last, next_ in again if (next_ - 1) % 3),
         wrong=sum(
             1
             for row in rows

@@ -31,9 +31,9 @@ def test_iterations_that_ran_again_and_those_that_a_checkpoint_held(ran, restore
 
 
 def test_the_results_of_a_trial_are_each_there_once_and_right():
-    rows = [{"training_iteration": number, "value": 1.0 * number} for number in (1, 2, 2, 4)]
-    assert faults_of(rows, [1.0, 2.5, 3.0, 4.0, 5.0], True) == {"lost": 2, "twice": 1, "wrong": 2}
-    assert faults_of(rows, [1.0, 2.0, 3.0, 4.0, 5.0], False) == {"lost": 1, "twice": 1, "wrong": 0}
+    rows = [{"training_iteration": number, "value": 1.0 * number} for number in (1, 2, 2, 4, 5, 4)]
+    assert faults_of(rows, [1.0, 2.5, 3.0, 4.0, 5.0, 6.0], True) == {"lost": 2, "twice": 1, "wrong": 2}
+    assert faults_of(rows, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], False) == {"lost": 1, "twice": 1, "wrong": 0}
 
 
 def curve(grows: float, seconds: float = 2 * JUDGED_S) -> list[tuple[float, float]]:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: How often it is looked whether Ray is up, seconds.
 _LOOK_S = 0.05
+#: How long after an error it is tried again, seconds.
+_AGAIN_S = 1.0
 #: Runs the launcher where it and the server's socket are, else this Python as it is, and else the node's.
 _GUARD = (
     'if [ -x "$1" ] && grep -qs "$3" /proc/net/unix; then exec "$1" -I -S "$2" "$3" "${@:4}"; '
@@ -105,26 +107,34 @@ def _serve(name: str, modules: tuple[list[str], list[str]]) -> None:
     server = ForkServer(first, nodes.lasting(environment), name)
     job: str | None = None
     others: list[nodes.There] = []
+    used, failures = False, 0
     try:
         server.begin()
         while threading.main_thread().is_alive():
-            time.sleep(_LOOK_S)
-            if not ray.is_initialized() or _job() == job:
-                continue
-            user = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
-            own = nodes.of_own_node()
-            if job is not None or user or own is None:
-                server.stop()
-            if own is not None:
-                if job is not None or user:
-                    server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), name)
-                state = server.finish(then, {name: value for name, value in own.items() if name[:4] == "RAY_"})
-                if state.why is not None:
-                    log.warning("fluidtune.forked: processes are plain ones: %s", state.why)
-            job = _job()
-            others = [_hold(node, modules, name, {}) for node in _other_nodes(own is not None)]
-    except (OSError, ray.exceptions.RayError) as error:
-        log.warning("fluidtune.forked: processes are plain ones from now on: %s", error)
+            time.sleep(_AGAIN_S if failures else _LOOK_S)
+            try:
+                if ray.is_initialized() and _job() != job:
+                    user = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
+                    own = nodes.of_own_node()
+                    if used or user or own is None:
+                        server.stop()
+                    if own is not None:
+                        if used or user:
+                            server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), name)
+                        used = True
+                        state = server.finish(then, {key: value for key, value in own.items() if key[:4] == "RAY_"})
+                        if state.why is not None:
+                            log.warning("fluidtune.forked: processes are plain ones: %s", state.why)
+                    others = [_hold(node, modules, name, {}) for node in _other_nodes(own is not None)]
+                    job = _job()
+                failures = 0
+            except Exception as error:
+                # A client of Ray that disconnects meanwhile has an error of any class here, once.
+                failures += 1
+                if failures == 2:
+                    log.warning("fluidtune.forked: processes are plain ones for now: %s", error)
+    except OSError as error:
+        log.warning("fluidtune.forked: processes are plain ones: %s", error)
     finally:
         server.stop()
         del others

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -34,6 +35,8 @@ _TAKEN_OVER |= preload.MAY_DIFFER
 #: Seconds that the server sleeps when it has no descriptor for another connection: the listener stays ready, and to ask
 #: it again at once would take a core. Who asks meanwhile waits.
 _FULL_S = 0.1
+#: How often a server looks whether the one before it, of the same name, has ended, seconds.
+_ENDING_S = 0.1
 
 
 @dataclass
@@ -254,6 +257,15 @@ def _end_client(pid: int) -> NoReturn:
     os._exit(0)
 
 
+def _bind(listener: socket.socket, name: str) -> bool:
+    """Whether the name is this server's now. False: the machine has another server of the name, which answers until it
+    ends: that of the job before, or of another Ray node of the same job."""
+    with suppress(OSError):
+        listener.bind(f"\0{name[1:]}")
+        return True
+    return False
+
+
 def main() -> None:
     """The program. `fork_server` has started it, writes what it is to import, and reads what it says."""
     # Neither a child of the worker that started it nor in its session: Ray ends what is either with the worker.
@@ -286,9 +298,13 @@ def main() -> None:
     name, listener = sys.argv[1], socket.socket(socket.AF_UNIX)
     server = Server(name, before, [out.fileno(), listener.fileno()])
     listener.setblocking(False)
-    listener.bind(f"\0{name[1:]}")  # not before, because `forked` asks the kernel whether there is a server
-    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
+    there = _bind(listener, name)  # not before, because `forked` asks the kernel whether there is a server
     print(json.dumps({"ready": len(sys.modules), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
+    while not there:
+        if select.select([0], [], [], _ENDING_S)[0]:
+            os._exit(0)
+        there = _bind(listener, name)
+    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
     request = server.serve(listener)
     if request is None:
         os._exit(0)

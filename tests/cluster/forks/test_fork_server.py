@@ -183,6 +183,16 @@ def test_a_package_that_kills_the_server_is_reported(packages):
     assert state.command is None and "its last words" in (state.why or "")
 
 
+def test_a_server_takes_the_place_of_the_one_of_its_name_when_that_ends(packages, serve, tmp_path):
+    """Seen: a client of Ray that connected again had no server, as that of its first connection was still ending."""
+    first = serve(packages(lib=""), "lib")
+    later = ForkServer(["lib"], first.environment, first.command[-1])
+    assert later.finish([], {}).why is None
+    first.server.stop()
+    assert until(lambda: first.run(IS_FORKED, tmp_path).stdout == "True\n", 10)
+    later.stop()
+
+
 def test_a_command_for_all_nodes_finds_this_python_where_no_server_is():
     # Seen: where this Python is not the first on `PATH`, the first process waited for 60 s.
     command = shlex.split(by_server(new_name())["py_executable"])
