@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from benchmarks.common import finish, parser, result, say
 from fluidtune.elastic.divided.follower import Follower
 from fluidtune.elastic.divided.leader import Division
+from fluidtune.group_facts import GroupFacts
 
 #: Steps of one run, and how many of the first ones are not counted: they warm up, and calls are checked in them.
 STEPS, WARM = 14, 5
@@ -138,7 +139,7 @@ def run(side: str, name: str, width: int) -> list[float]:
 
         found = steps(model, x, y, anew if side == "data_parallel" else division.begin_iteration)
         if not division.followers.divided:
-            raise SystemExit(f"{name} was not divided: {division.facts()}")
+            raise SystemExit(f"{name} was not divided: {division.facts(GroupFacts())}")
         return found
     finally:
         division.close()

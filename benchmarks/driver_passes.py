@@ -152,9 +152,9 @@ def progress(trials: int, devices: int) -> dict[str, float]:
             job.run(len(job.calls) + devices // 2, 1e9)
         gpus = list(where.values())
         asked = max(
-            _timed(lambda held=held: valued(told.report(), 1.0, 1.0).rho(held)) for held in ([], gpus[:1], gpus)
+            _timed(lambda held=held: valued(told.report(), 1.0, 1.0, 1).rho(held)) for held in ([], gpus[:1], gpus)
         )
-        assert valued(told.report(), 1.0, 1.0).useful == told.useful
+        assert valued(told.report(), 1.0, 1.0, 1).useful == told.useful
     return {"first_update_ms": updates[0], "update_ms": max(updates[1:]), "valuation_ms": asked}
 
 

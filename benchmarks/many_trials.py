@@ -168,7 +168,7 @@ class Job:
         device = trial.devices[0]
         if self._random.random() < 0.5:
             self._stop(name)
-            self._send(m.WorkerLost(name, device=device))
+            self._send(m.WorkerLost(name))
             return
         for other in self.engine.tenants(device):
             self._stop(other)
