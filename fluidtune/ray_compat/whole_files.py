@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +38,10 @@ _STATE = "experiment_state-"
 _CALLBACKS = "callback-states-"
 #: Under what the state has the searcher's files of the same snapshot: name -> base64 of zlib's bytes.
 _BESIDE = "fluidtune_beside"
+#: What the state's file is named, while it is stored: Tune writes the next one meanwhile.
+_KEPT = f"{_BEFORE}state.stored"
+#: Bytes of the state that are in memory at a time.
+_PIECE = 1 << 20
 #: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
 #: copying does.
 _AT_ONCE = 8
@@ -50,11 +54,12 @@ def is_here(files: pyarrow.fs.FileSystem) -> bool:
     return isinstance(files, pyarrow.fs.LocalFileSystem)
 
 
-def write_whole(content: bytes, files: pyarrow.fs.FileSystem, path: str) -> None:
+def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str) -> None:
     """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one."""
     at = _partial(path) if is_here(files) else path
     with files.open_output_stream(at) as stream:
-        stream.write(content)
+        for piece in [content] if isinstance(content, bytes) else content:
+            stream.write(piece)
     if at != path:
         files.move(at, path)
 
@@ -105,15 +110,19 @@ def restore_beside(controller: TuneController) -> None:
             search.restore_from_dir(folder)
 
 
-def _with_beside(state: dict[str, tuple[tuple[int, int], bytes]]) -> None:
-    """Add to the run's state, a JSON object, those files of ``state`` that the searcher wrote with it."""
-    for run in [name for name in state if name.startswith(_STATE)]:
-        session = os.path.splitext(run)[0].removeprefix(_STATE)
-        names = [name for name in state if session in name and not name.startswith((_STATE, _CALLBACKS))]
-        kept = {name: base64.b64encode(zlib.compress(state[name][1], 1)).decode() for name in names}
-        if kept:
-            mark, content = state[run]
-            state[run] = mark, content.rstrip().removesuffix(b"}") + f', "{_BESIDE}": {json.dumps(kept)}}}'.encode()
+def _pieces(run: str, beside: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The run's state, a JSON object in a file, and in it the searcher's files ``beside``, as in `_BESIDE`.
+
+    In pieces: that of 10,000 trials has 40 MB.
+    """
+    kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}
+    last = f', "{_BESIDE}": {json.dumps(kept)}}}'.encode() if kept else b""
+    left = os.path.getsize(run) - (len(b"}") if kept else 0)
+    with open(run, "rb") as file:
+        while piece := file.read(min(left, _PIECE)):
+            left -= len(piece)
+            yield piece
+    yield last
 
 
 def _partial(path: str) -> str:
@@ -136,23 +145,28 @@ class _WholeFiles(_FilesystemSyncer):
         if exclude or not os.path.isdir(local_path):
             return super()._sync_up_command(local_path, uri, exclude)
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
-        if not any(name.startswith(_STATE) for name in names):
+        if not any(name.startswith((_STATE, _KEPT)) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
+        names = [name for name in names if name != _KEPT]
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
-        state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
+        run = next((name for name in changed if name.startswith(_STATE)), None)
+        if run is not None:
+            os.replace(os.path.join(local_path, run), os.path.join(local_path, _KEPT))
+        state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items() if name != run}
         stored = None if self._on_state is None else self._on_state()
-        return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
+        return self._store, {"folder": local_path, "to": uri, "state": state, "run": run, "stored": stored}
 
     def _store(
         self,
         folder: str,
         to: str,
         state: dict[str, tuple[tuple[int, int], bytes]] | None,
+        run: str | None = None,
         stored: Callable[[bool], None] | None = None,
     ) -> None:
         """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's.
 
-        ``stored``: as `OnState` says.
+        ``run``: what the state's file is to be named. ``stored``: as `OnState` says.
         """
         if state is None:
             self._copy_changed(folder, to, below=False)
@@ -160,11 +174,14 @@ class _WholeFiles(_FilesystemSyncer):
         done = False
         try:
             self._copy_changed(folder, to, below=True)
-            _with_beside(state)
-            for name in sorted(state, key=lambda name: name.startswith(_STATE)):
-                mark, content = state[name]
+            for name, (mark, content) in state.items():
                 write_whole(content, self.storage_filesystem, os.path.join(to, name))
                 self._stored[os.path.join(folder, name)] = mark
+            if run is not None:
+                session = os.path.splitext(run)[0].removeprefix(_STATE)
+                own = {name: state[name][1] for name in state if session in name and not name.startswith(_CALLBACKS)}
+                pieces = _pieces(os.path.join(folder, _KEPT), own)
+                write_whole(pieces, self.storage_filesystem, os.path.join(to, run))
             done = True
         finally:
             state.clear()  # the syncer keeps what it was given until the next time

@@ -109,6 +109,7 @@ def test_a_state_is_not_stored_before_the_logs_it_knows_of(tmp_path: Path, monke
         with pytest.raises(OSError, match="no space left"):
             brought(syncer, here, str(there))
     assert (there / "experiment_state-1.json").read_text() == "knows of 2"
+    written(here, "33 results", state="knows of 33")
     brought(syncer, here, str(there))
     assert (there / "experiment_state-1.json").read_text() == "knows of 33"
 

@@ -51,6 +51,7 @@ from tests.tune.trainables import with_checkpoints
 write = whole_files.write_whole
 
 def killed(content, files, path):
+    content = b"".join([content] if isinstance(content, bytes) else content)
     if os.path.basename(path).startswith("experiment_state-") and len(json.loads(content)["trial_data"]) == 2:
         os._exit(9)
     write(content, files, path)
