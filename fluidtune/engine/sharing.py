@@ -110,8 +110,8 @@ class Sharing:
     def promise_anew(self, trial: Trial, tenants: Sequence[Trial]) -> None:
         """``trial``, which is one of a device's tenants and between two iterations, is promised what it needs now.
 
-        Only now may that be less than before: within an iteration it may use what it was promised. What a trial alone is
-        promised is looked for when another one comes.
+        Only now may that be less than before: within an iteration it may use what it was promised. What a trial alone
+        is promised is looked for when another one comes.
         """
         if len(tenants) == 1:
             return

@@ -185,9 +185,9 @@ def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
 
 @contextmanager
 def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> Iterator[None]:
-    """Have the processes of trials prepared while this process starts Ray inside. ``runtime_env``: the job's."""
+    """Have the processes of trials prepared while this process begins to use Ray inside. ``runtime_env``: the job's."""
     spec = DeviceSpec.parse(executor.devices)
-    if executor.fork_server and not (spec and spec.kind == "emulated") and "RAY_ADDRESS" not in os.environ:
+    if executor.fork_server and not (spec and spec.kind == "emulated"):
         with while_ray_starts(runtime_env, worker_environment()):
             yield
     else:

@@ -1,8 +1,9 @@
 """The fork servers of one job, one a node: which node has one that is ready, and what a process on it is started with.
 
 Where there is no server, and after it has died, processes are started as Ray starts them. The server on the driver's
-own machine is the driver's, if the driver has started the Ray node there: it can begin before Ray is up, and serves one
-job after another. Other nodes have an actor that holds theirs as long as the job lasts.
+own machine is the driver's, if what the Ray node starts there may as well be the driver's child (`_raylets`): it can
+begin before Ray is up, and serves one job after another. Other nodes have an actor that holds theirs as long as the job
+lasts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -212,30 +214,52 @@ def is_here(node: str) -> bool:
 
 
 def of_own_node() -> dict[str, str] | None:
-    """The environment of workers of the Ray node that this process has started; None: it has started none."""
-    with suppress(psutil.Error):
-        raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
-        if len(raylets) == 1:  # several are those of a test's cluster, and any may be this node's
-            found = raylets[0].environ()
-            if found.get("RAY_LD_PRELOAD_ON_WORKERS", "0") == "0" and "LD_PRELOAD" not in os.environ:
-                found.pop("LD_PRELOAD", None)  # Ray's own, for the raylet
-            job = ray.get_runtime_context().get_job_id()
-            return {**found, "RAY_RAYLET_PID": str(raylets[0].pid), "RAY_JOB_ID": job}
+    """The environment of workers of this process' Ray node; None: its raylet is none of this user's processes here."""
+    context = ray.get_runtime_context()
+    with suppress(psutil.Error, RuntimeError):  # a client of Ray is on no node
+        for raylet in _raylets(f"--node_id={context.get_node_id()}"):
+            return {**_of_workers(raylet), "RAY_RAYLET_PID": str(raylet.pid), "RAY_JOB_ID": context.get_job_id()}
     return None
+
+
+def _raylets(word: str) -> list[psutil.Process]:
+    """The raylets whose command has this word and whose workers may be this process' children as well.
+
+    They are this user's, start this Python, and have this process' limits of memory and devices: its control groups.
+    """
+    found, python = [], f"--python_worker_command={sys.executable} "
+    for each in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if each.name() != "raylet" or each.uids().real != os.getuid() or word not in (told := each.cmdline()):
+                continue
+            groups = [Path("/proc", process, "cgroup").read_text() for process in (str(each.pid), "self")]
+            if groups[0] == groups[1] and any(said.startswith(python) for said in told):
+                found.append(each)
+    return found
+
+
+def _of_workers(raylet: psutil.Process) -> dict[str, str]:
+    found = raylet.environ()
+    if found.get("RAY_LD_PRELOAD_ON_WORKERS", "0") == "0" and "LD_PRELOAD" not in os.environ:
+        found.pop("LD_PRELOAD", None)  # Ray's own, for the raylet
+    return dict(found)
 
 
 @contextmanager
 def while_ray_starts(runtime_env: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[None]:
-    """Have the driver's own server import while the Ray node starts that this process starts inside.
+    """Have the driver's own server import while this process starts Ray, or connects to it, inside.
 
     ``runtime_env``: the job's. ``environment``: variables that the job's processes get after their start. A job that
     turns out to need other ones gets another server.
     """
     start_quick_nodes()
-    possible = obstacle(runtime_env) is None
+    possible, address = obstacle(runtime_env) is None, os.environ.get("RAY_ADDRESS")
     more = {**(runtime_env.get("env_vars") or {}), **environment}
-    if possible:
-        _begin_here({**ONE_THREAD, **os.environ, **more})
+    with suppress(psutil.Error):
+        there = [os.environ] if address is None else map(_of_workers, _raylets(f"--gcs-address={address}"))
+        for each in there if possible else ():
+            _begin_here({**ONE_THREAD, **each, **more})
+            break
     yield
     own = of_own_node() if possible else None
     if own is not None:

@@ -262,6 +262,7 @@ def _bind(listener: socket.socket, name: str) -> bool:
     ends: that of the job before, or of another Ray node of the same job."""
     with suppress(OSError):
         listener.bind(f"\0{name[1:]}")
+        listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
         return True
     return False
 
@@ -304,7 +305,6 @@ def main() -> None:
         if select.select([0], [], [], _ENDING_S)[0]:
             os._exit(0)
         there = _bind(listener, name)
-    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
     request = server.serve(listener)
     if request is None:
         os._exit(0)
