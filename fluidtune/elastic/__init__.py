@@ -20,7 +20,7 @@ before. So a loop that keeps something besides what it has prepared never goes o
 | `commits` | the states to which a trial can return, and their proof |
 | `data` | what a trial consists of, as one value |
 | `divided` | calls of modules among several devices |
-| `errors`, `random_streams`, `signing` | what all of them use |
+| `errors`, `random_streams`, `references`, `signing` | what all of them use |
 
 Start reading with `session`.
 """

@@ -20,15 +20,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fluidtune.error_lines import failure
 
 from ..random_streams import Streams
 
+if TYPE_CHECKING:  # processes that commit nothing need no torch
+    from ..data.snapshot import Snapshot
+
 log = logging.getLogger(__name__)
 
-_MAGIC = b"FLUIDCM2"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
+_MAGIC = b"FLUIDCM3"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
 _SLOTS = ("commit-0", "commit-1", "commit-2")
 _VERDICT = "verdict"
 
@@ -74,7 +77,7 @@ class Commit:
     loop: int
     epoch: int
     iteration: int
-    state: dict[str, Any]
+    state: Snapshot
     note: Any = None
     streams: Streams | None = None
     life: str = ""
@@ -300,7 +303,7 @@ class CommitStore:
             mark = _Mark(sequence, **{name: getattr(commit, name) for name in _MARK})
             kept = {each.name: getattr(commit, each.name) for each in fields(Commit) if each.name not in _NOT_STORED}
             buffer = io.BytesIO()
-            torch.save(kept, buffer, pickle_module=self._pickling)
+            torch.save(kept, buffer, pickle_module=self._pickling, pickle_protocol=5)
             slot = self._slot_for(mark, self._slots)
             self._slots.pop(slot, None)  # a write that fails may have torn it: the next one goes there as well
             self._files.write_bytes(f"{self._folder}/{slot}", _sealed(vars(mark), buffer.getvalue()))

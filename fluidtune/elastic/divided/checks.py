@@ -18,9 +18,10 @@ from torch import nn
 
 from fluidtune.error_lines import failure
 
+from ..references import dumped
 from .batch_statistics import Gather, Recorded, SeenStatistics, WholeStatistics
 from .computation import Computation, Modes, Streams, cut_of, other_streams, part_modes
-from .description import Classes, Watch, dumped, rebuilt, statistics_of
+from .description import Classes, Watch, rebuilt, statistics_of
 from .flags import Flags, under
 from .parts import (
     Odd,

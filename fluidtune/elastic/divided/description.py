@@ -11,13 +11,11 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import io
 import operator
 import pickle
 import sys
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -28,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluidtune.code_origin import is_importable, is_installed
 
+from ..references import dumped, loaded
 from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
 
 #: What cannot change without another identity.
@@ -58,49 +57,6 @@ class Nothing:
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
-
-
-def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> bytes:
-    """``value`` as bytes. ``number``: what stands for an object in them; None: its pickle.
-
-    Modules are pickled as torch's are, by their attributes, also those of a framework that would save a file.
-    """
-    base = getattr(pickling, "CloudPickler", None) or pickling.Pickler
-
-    def reduced(self: Any, obj: Any) -> Any:
-        if isinstance(obj, nn.Module) and type(obj).__reduce__ is not object.__reduce__:
-            return _new, (type(obj),), obj.__getstate__()
-        for kind in (list, dict, set):  # one that has attributes may need them before it gets its elements
-            if isinstance(obj, kind) and type(obj) not in (kind, OrderedDict) and getattr(obj, "__dict__", None):
-                return _new, (type(obj),), (dict(vars(obj)), kind(obj)), None, None, _fill
-        return base.reducer_override(self, obj) if hasattr(base, "reducer_override") else NotImplemented
-
-    methods = {"persistent_id": lambda self, obj: number(obj), "reducer_override": reduced}
-    buffer = io.BytesIO()
-    type("Numbering", (base,), methods)(buffer, protocol=5).dump(value)
-    return buffer.getvalue()
-
-
-def _new(cls: type) -> Any:
-    return cls.__new__(cls)  # type: ignore[call-overload]
-
-
-def _fill(made: Any, state: Any) -> None:
-    """Give a container of a class of its own its attributes, then its elements."""
-    vars(made).update(state[0])
-    if isinstance(made, list):
-        list.extend(made, state[1])
-    elif isinstance(made, OrderedDict):  # `dict.update` would leave its order empty
-        for key, value in state[1].items():
-            OrderedDict.__setitem__(made, key, value)
-    else:
-        (dict if isinstance(made, dict) else set).update(made, state[1])
-
-
-def loaded(data: bytes, find: Callable[[Any], Any]) -> Any:
-    """The value of `dumped`. ``find``: the object that a number stands for."""
-    unpickler = type("Finding", (pickle.Unpickler,), {"persistent_load": lambda self, number: find(number)})
-    return unpickler(io.BytesIO(data)).load()
 
 
 class Classes:

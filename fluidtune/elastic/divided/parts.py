@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .description import Classes, dumped, loaded
+from ..references import dumped, loaded
+from .description import Classes
 from .tensor_link import compact
 
 #: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
