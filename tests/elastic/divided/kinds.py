@@ -499,13 +499,17 @@ def batch_normalisation() -> Any:
 
 @divided
 def second_derivatives() -> Any:
+    """Seen: a hook on the gradient of a weight changed it twice."""
+
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         x = x.clone().requires_grad_()
         loss = F.cross_entropy(m(x), y)
-        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + slope.square().sum()
+        slopes = torch.autograd.grad(loss, [x, m[0].weight], create_graph=True)
+        return loss + sum(slope.square().sum() for slope in slopes)
 
-    return net(nn.BatchNorm1d(16), nn.Dropout(0.1)), step
+    m = net(nn.BatchNorm1d(16), nn.Dropout(0.1))
+    m[0].weight.register_hook(lambda grad: 2 * grad)
+    return m, step
 
 
 @divided

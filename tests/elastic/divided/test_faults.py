@@ -183,7 +183,7 @@ def test_a_backward_beside_checks() -> None:
         assert beside == 5 and len(followers.present) == 1
 
 
-def test_a_lost_follower_costs_no_more_than_its_part() -> None:
+def test_a_lost_follower_costs_no_more_than_its_call() -> None:
     """No other call, and nothing of the loop, is run again."""
     loop, calls = Loop(), []
     with grown(1) as trial:
