@@ -76,11 +76,10 @@ class Twin:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a module is called with. ``arguments``: the args and kwargs that are ``given``."""
+    """What a module is called with: ``given``, args and kwargs."""
 
     described: Description
     given: Tree
-    arguments: Any
     flags: Flags
 
     @property
@@ -104,7 +103,7 @@ class Call:
         self._flags, self._needs, self.graded = asked.flags, asked.needs, asked.graded
         self._trained = self._described.trained
         self._rule, self._sizes = rule, list(sizes)
-        self._pieces = parts_of(asked.given, asked.arguments, rule, sizes)
+        self._pieces = parts_of(asked.given, rule, sizes)
         self._peers: list[Follower | None] = [None, *peers]
         self._followers = peers[0].followers
         self.key = self._followers.new_key()

@@ -120,10 +120,10 @@ class Check:
                 raise CannotDivide("a gradient of it is sparse")
         seconds = self._forward_s, self._now() - started
         reasons = []
-        arguments, known = self._given.value(), self._question.known
-        for candidate in (known,) if known is not None else candidates(self._given, arguments):
+        known = self._question.known
+        for candidate in (known,) if known is not None else candidates(self._given):
             rule = replace(candidate, join=(), draws=draws, statistics=seen.seen)
-            samples = rule.samples(self._given, arguments)
+            samples = rule.samples(self._given)
             if samples is None or samples < 2:
                 continue
             sizes = sizes_of(samples, self._question.shares[:samples])
@@ -185,7 +185,7 @@ class Check:
                 statistics.gradients(self._cotangents, modes)
             if any(self._difference(*pair) for pair in zip(again.statistics(), copy.statistics(), strict=True)):
                 raise CannotDivide("its statistics of the batch are not those of torch")
-        pieces = parts_of(self._given, self._given.value(), rule, sizes)
+        pieces = parts_of(self._given, rule, sizes)
         parts: list[tuple[Computation, Modes]] = []
         for number, piece in enumerate(pieces):
             gather: Gather = met.part()
@@ -204,8 +204,6 @@ class Check:
         if not outputs.fit():
             raise CannotDivide("what parts of the batch return differs in more than its samples")
         ours = outputs.joined()
-        if len(ours) != len(whole.output.tensors):
-            raise CannotDivide("parts of the batch return another number of tensors")
         if outputs.by_joined(lambda part: parts[part][0].requires) != whole.requires:
             raise CannotDivide("a part of the batch has a gradient where the batch has none")
         for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):

@@ -179,7 +179,7 @@ def second_dimension() -> Any:
     return Recurrent(), step
 
 
-@divided
+@whole("what parts of the batch return differs")
 def lists_with_an_entry_a_sample() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         boxes = m([x[k, : 4 + k % 3].contiguous() for k in range(len(x))])
