@@ -67,7 +67,6 @@ class TrialState:
         if any(obj is known for known in self._stateful):
             return
         if isinstance(obj, torch.optim.Optimizer):
-            self._gradients.watch_steps(obj)
             parameters = [p for group in obj.param_groups for p in group["params"]]
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)

@@ -15,7 +15,6 @@ import operator
 import pickle
 import sys
 import types
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -115,7 +114,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, classes: Classes) -> None:
-        self._module, self._pickling = weakref.ref(module), classes.pickling
+        self._known = classes
         self.tensors: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -141,7 +140,6 @@ class Description:
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
         self._watch = Watch(module, classes.pickling)
-        self._replica: tuple[bytes, list[Any]] | None = None
         # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
         self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
 
@@ -167,34 +165,12 @@ class Description:
         return self._kinds == self._kinds_now() and self._watch.holds()
 
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
-        """A copy of the module in this process that computes with these tensors. It is as it was at the first replica:
-        a backward may ask for another one when the loop has changed the module.
-        """
-        if self._replica is None:
-            self._replica = self._as_bytes()
-        data, own = self._replica
-        made: nn.Module = loaded(data, lambda key: tensors[key] if isinstance(key, int) else own[key[1]])
-        return made
-
-    def _as_bytes(self) -> tuple[bytes, list[Any]]:
-        own: list[Any] = []
-        numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
-
-        def number(obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor):
-                return numbers[id(obj)]
-            if isinstance(obj, _NAMED):  # classes and functions are not copied
-                own.append(obj)
-                return "own", len(own) - 1
-            return None
-
-        module = self._module()
-        assert module is not None
-        return dumped(module, number, self._pickling), own
+        """A copy of the module as it is described, in this process, that computes with these tensors."""
+        return rebuilt(self.skeleton, tensors, self._known)
 
 
 def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
-    """A replica in another process that computes with these tensors."""
+    """A replica that computes with these tensors."""
     module: nn.Module = loaded(
         skeleton, lambda number: tensors[number] if isinstance(number, int) else classes.find(number)
     )

@@ -274,6 +274,18 @@ def test_one_call_an_iteration() -> None:
     assert len(undivided) == 2 and undivided[0] >= 2 and undivided[1] == 0
 
 
+def test_a_module_in_more_states_than_a_follower_keeps_replicas_of() -> None:
+    """Seen: a follower forgot other replicas than its leader believed, and the module stayed whole."""
+    net = nn.Linear(12, 5)
+    with grown(2) as trial:
+        for state in "ABCDAEBCDA":
+            net.state = state
+            for _ in range(3):
+                net(torch.randn(20, 12))
+        trial.facts()
+        assert trial.checked == [("Linear", "divided", "")] and trial.division.followers.divided > 10
+
+
 def test_a_slow_follower_gets_less() -> None:
     def slow(follower: Follower) -> None:
         forward = follower._forward
