@@ -6,6 +6,7 @@ call itself, whole: the forward, or forward and backward.
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..random_streams import restore_streams
 from .batch_statistics import Merge
-from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes, restore_others
+from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes
 from .description import Description, Marks
 from .flags import Flags, under
 from .followers import Follower
@@ -180,7 +182,7 @@ class Call:
         if self._own.marks is not None and self._own.marks.put_back():
             raise Undivided("it leaves something behind", lasting=True)
         if others is not None and other_streams() != others:
-            restore_others(others)
+            restore_streams(pickle.loads(others))
             raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)
@@ -304,7 +306,8 @@ class Call:
         split = self.outputs.split(grads)
         asked = [part for part in range(1, len(self._sizes)) if any(g is not None for g in split[part])]
         try:
-            if self._rule.statistics and len(asked) + 1 < len(self._sizes):
+            met = not self._rule.statistics or len(asked) + 1 == len(self._sizes)
+            if not met or any(self._peers[part] is None for part in asked):
                 raise _Broken(None)
             for part in asked:
                 have = [g is not None for g in split[part]]
@@ -377,7 +380,7 @@ class Call:
     def result(self) -> Any:
         """What the call returns."""
         joined = self.outputs.joined()
-        flags = self.outputs.by_joined(lambda part: self._said[part]) if self.graded else []
+        flags = [any(of_parts) for of_parts in zip(*self._said, strict=True)] if self.graded else []
         if not any(flags):
             return self.outputs.value(joined)
         trained = [self._described.tensors[number] for number in self._trained]

@@ -204,7 +204,7 @@ class Check:
         if not outputs.fit():
             raise CannotDivide("what parts of the batch return differs in more than its samples")
         ours = outputs.joined()
-        if outputs.by_joined(lambda part: parts[part][0].requires) != whole.requires:
+        if [any(of_parts) for of_parts in zip(*(part.requires for part, _ in parts), strict=True)] != whole.requires:
             raise CannotDivide("a part of the batch has a gradient where the batch has none")
         for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):
             if (off := self._difference(own, other.detach())) is not None:

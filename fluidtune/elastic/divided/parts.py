@@ -7,7 +7,7 @@ structure of tensors can be cut and joined: dictionaries, dataclasses, a framewo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,11 +209,6 @@ class Outputs:
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the call returns, with these tensors of `joined`."""
         return self._parts[0].value(tensors)
-
-    def by_joined(self, of_part: Callable[[int], Sequence[bool]]) -> list[bool]:
-        """By tensor of `joined`, what holds for it in the parts. ``of_part``: by tensor of a part."""
-        each = [list(of_part(part)) for part in range(len(self._parts))]
-        return [any(flags) for flags in zip(*each, strict=True)] if self._rule.join else []
 
     def split(self, grads: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor | None]]:
         """By part, the gradients of its tensors; ``grads``: of those of `joined`."""

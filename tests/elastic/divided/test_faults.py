@@ -183,20 +183,6 @@ def test_a_backward_beside_checks() -> None:
         assert beside == 5 and len(followers.present) == 1
 
 
-def test_a_lost_follower_costs_no_more_than_its_call() -> None:
-    """No other call, and nothing of the loop, is run again."""
-    loop, calls = Loop(), []
-    with grown(1) as trial:
-        trial.add(at("backward", 4, die))
-        trial.add()
-        trial.division.begin_iteration()
-        for _ in range(STEPS):
-            loop.step()
-            calls.append(trial.division.followers.divided + trial.division.followers.undecided)
-    assert len(loop.losses) == STEPS
-    assert calls == sorted(set(calls)), "a call in each step, and none twice"
-
-
 @pytest.mark.slow
 def test_500_kills(request: pytest.FixtureRequest) -> None:
     """Followers are killed at random moments while others arrive; the result is that of a loop without any."""
