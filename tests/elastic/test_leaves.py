@@ -12,8 +12,9 @@ import torch
 from ray import cloudpickle
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession
-from fluidtune.elastic.commits.commit_store import Commit
+from fluidtune.elastic import Commit, ElasticSession
+
+from .restarts import store_in
 
 SCRIPT = """
 import enum
@@ -94,11 +95,11 @@ def steered(optimizer, scheduler, epochs):
 def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_that_steps(epochs, tmp_path):
     # Seen: such a trial failed when it grew ("Can't pickle"), or its learning rate did not change after a move.
     session, optimizer, scheduler = trained(epochs)
-    store = CommitStore(str(tmp_path), pickling=cloudpickle)
+    store = store_in(tmp_path, pickling=cloudpickle)
     keep(store, epochs, session._objects.capture())
     expected = steered(optimizer, scheduler, 4)
     other, its_optimizer, its_scheduler = trained(0)
-    other._objects.load(CommitStore(str(tmp_path)).load().state)
+    other._objects.load(store_in(tmp_path).load().state)
     assert steered(its_optimizer, its_scheduler, 4) == expected
     session.close(), other.close()
 
@@ -160,18 +161,18 @@ def test_plain_state_may_refer_to_what_was_prepared():
 def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):
     # Seen: an elastic trial with a lock in a `state_dict` failed at its first boundary.
     own = script().Counted(lock=threading.Lock())
-    session = session_with(own, commits=CommitStore(str(tmp_path), pickling=cloudpickle))
+    session = session_with(own, commits=store_in(tmp_path, pickling=cloudpickle))
     assert list(session.epochs(0, 3)) == [0, 1, 2]
     session.close()
     assert "cannot pickle '_thread.lock' object" in session.facts().cannot_commit
-    assert CommitStore(str(tmp_path)).load() is None
+    assert store_in(tmp_path).load() is None
     assert len([each for each in caplog.records if "no commit can be made" in each.getMessage()]) == 1
 
 
 def test_a_commit_has_results_with_what_the_script_defines(tmp_path):
     # Seen: a trial with a function of the script in its parameters had no commits, and began anew after each move.
     note = {"config": {"act": lambda x: x + 1, "model": script().Counted}, "at": 3}
-    store = CommitStore(str(tmp_path), pickling=cloudpickle)
+    store = store_in(tmp_path, pickling=cloudpickle)
     keep(store, 1, b"", note)
-    found = CommitStore(str(tmp_path)).load().note
+    found = store_in(tmp_path).load().note
     assert found["config"]["act"](1) == 2 and found["config"]["model"](a=1).a == 1

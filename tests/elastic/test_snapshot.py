@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ def test_the_copy_of_a_tensor_is_as_it_was(kind: str) -> None:
     assert found.layout != torch.strided or not found.numel() or found.data_ptr() != was.data_ptr()
 
 
+def test_tensors_of_a_gpu_come_to_that_of_the_process_as_they_were() -> None:
+    """No GPU is needed: "meta" stands for one."""
+    taken_here = taken([torch.nn.Parameter(torch.ones(2)), torch.ones(2)], [], pickle)
+    on_gpu, on_cpu = restored(replace(taken_here, on_gpu=[True, False]), [], pickle, torch.device("meta"))
+    assert (on_gpu.device.type, on_cpu.device.type) == ("meta", "cpu")
+    assert isinstance(on_gpu, torch.nn.Parameter) and on_gpu.is_leaf
+
+
 def test_two_small_views_of_something_large_do_not_bring_it_along() -> None:
     large = torch.zeros(1 << 22)
     found = copy_of([large[:2], large[-2:]])
@@ -84,10 +93,5 @@ def test_any_views_of_any_buffers(data: st.DataObject) -> None:
     for view, other in zip(views, found, strict=True):
         assert torch.equal(view, other) and view.dtype == other.dtype
     found[0].zero_()
-    zeroed = [view.clone() for view in views]
-    kept = [buffer.clone() for buffer in buffers]
     views[0].zero_()
     assert all(torch.equal(view, other) for view, other in zip(views, found, strict=True))
-    for buffer, before in zip(buffers, kept, strict=True):
-        buffer.copy_(before)
-    assert all(torch.equal(view, other) for view, other in zip(views, zeroed, strict=True))

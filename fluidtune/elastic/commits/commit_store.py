@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
 import threading
 import time
@@ -141,23 +140,6 @@ class Files(Protocol):
         ...
 
 
-class LocalFiles:
-    """Folders of this machine. A write is complete or did not happen, even after a crash of the machine."""
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.tmp"
-        with open(new, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-
-    def read_bytes(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
-
-
 def is_trusted(iteration: int, proved: int) -> bool:
     """Whether a commit of ``iteration`` needs no proof, when one of ``proved`` has had one.
 
@@ -172,7 +154,7 @@ class CommitStore:
 
     Args:
         folder: where the commits are, in ``files``.
-        files: the storage; by default this machine's file system.
+        files: the storage.
         budget: the share of the time that committing may cost.
         pickling: a module like `pickle`, which writes what is no tensor. `pickle` reads it.
         clock: returns the time in seconds.
@@ -182,13 +164,13 @@ class CommitStore:
         self,
         folder: str,
         *,
-        files: Files | None = None,
+        files: Files,
         budget: float = BUDGET,
         pickling: ModuleType = pickle,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder.rstrip("/")
-        self._files = LocalFiles() if files is None else files
+        self._files = files
         self._budget = budget
         self._pickling = pickling
         self._clock = clock

@@ -63,10 +63,7 @@ def restored(
     own = _Names(prepared)
     with suppress(Exception):  # what is behind something that cannot be pickled has no name
         dumped(([type(obj) for obj in prepared], like), own.name_of, pickling)
-    tensors = [
-        tensor.to(device) if moves else tensor
-        for tensor, moves in zip(copies(snapshot.tensors), snapshot.on_gpu, strict=True)
-    ]
+    tensors = copies(snapshot.tensors, [device if was else torch.device("cpu") for was in snapshot.on_gpu])
 
     def find(name: Any) -> Any:
         kind, *where = name
@@ -115,8 +112,8 @@ class _Names:
         return None
 
 
-def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies on the CPU, without graphs and hooks.
+def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] | None = None) -> list[torch.Tensor]:
+    """Copies on these devices, None: on the CPU, without graphs and hooks.
 
     Memory of which the tensors use at least half is copied as one, so that they share it as before. Of other memory
     each tensor is copied by itself, so that the rest does not come along.
@@ -127,7 +124,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         used[tensor.untyped_storage().data_ptr()] += tensor.numel() * tensor.element_size()
     whole: dict[int, torch.UntypedStorage] = {}
     found = []
-    for tensor in tensors:
+    for tensor, device in zip(tensors, devices or [torch.device("cpu")] * len(tensors), strict=True):
         memory = tensor.untyped_storage() if _lies_as_it_is(tensor) else None
         if memory is None or memory.nbytes() > 2 * used[memory.data_ptr()]:
             own = tensor.detach().to("cpu", copy=True)
@@ -136,6 +133,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
                 whole[memory.data_ptr()] = memory.cpu() if tensor.is_cuda else memory.clone()
             own = torch.empty(0, dtype=tensor.dtype)
             own.set_(whole[memory.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+        own = own.to(device)
         if isinstance(tensor, torch.nn.Parameter):
             own = torch.nn.Parameter(own, tensor.requires_grad)
         elif tensor.requires_grad and tensor.is_leaf:
