@@ -1,58 +1,29 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), tune/api.py (continue),
-steering (trial), report (report, top, why), view (view), commands (plan, doctor, docs), slurm (slurm),
-themis_bridge/shell/control.py (arbiter) and serving (serve).
+steering (trial), report (report, top, why), view (view), commands (plan, doctor, docs) and slurm (slurm). The groups
+`arbiter` and `serve` are read in commands.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from fluidtune.error_lines import failure
+from fluidtune.commands.arbiter import arbiter
+from fluidtune.commands.serve import serve
+from fluidtune.commands.words import OptionOf, device_counts, refuse_unread, write
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.launcher import run_script
 from fluidtune.tune.run_options import OPTIONS
 
-
-class _OptionOf(click.Option):
-    """An option that only one form of its command reads. ``form``: what is given in that form, such as "--find"."""
-
-    def __init__(self, *args: Any, form: str, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.form = form
-
-
-def _refuse_unread(*forms: str) -> None:
-    """FluidTuneError if the command got an option that its present form does not read. ``forms``: what it was given."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        if isinstance(option, _OptionOf) and option.form not in forms:
-            name = str(option.name)
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                value = "" if option.is_flag or option.multiple else f" {context.params[name]}"
-                raise FluidTuneError(f"{option.opts[0]}{value} is for {option.form}; leave it out")
-
-
-#: The form of `serve start` and `serve plan` for several models, and that of `serve plan` for a run; and their options.
-_MODELS, _SOURCE = "--models FILE", "SOURCE"
-_models_option = partial(click.option, cls=_OptionOf, form=_MODELS)
-_run_option = partial(click.option, cls=_OptionOf, form=_SOURCE)
-_clone_option = partial(click.option, cls=_OptionOf, form="clone")
+_clone_option = partial(click.option, cls=OptionOf, form="clone")
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object (docs/agents.md).")
@@ -134,28 +105,15 @@ def report(run_dir: str, html: str | None, as_json: bool) -> None:
         console.print(render_serving(summarise_serving(events)))
         if events.dropped:
             console.print(f"event log: {left_out(events.dropped)}")
-        _write(lambda: [serving_png(events, log.parent / "serving.png")])
+        write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
     summary = summarise(events)
     click.echo(plain_json(summary.as_dict())) if as_json else console.print(render(summary))
-    _write(lambda: write_report(log)[:2], apart=as_json)
+    write(lambda: write_report(log)[:2], apart=as_json)
     if html is not None:
         from fluidtune.view.page_file import write_page
 
-        _write(lambda: [write_page(log, html)], apart=as_json)
-
-
-def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
-    """Write files beside what was printed, and say where they are. Exit status 1 where that cannot be done.
-
-    apart: say so on stderr, because what was printed is for a program.
-    """
-    try:
-        for path in files():
-            click.echo(f"wrote {path}", err=apart)
-    except OSError as error:
-        click.echo(f"fluidtune: not all files of this command could be written: {error}", err=True)
-        sys.exit(1)
+        write(lambda: [write_page(log, html)], apart=as_json)
 
 
 @cli.command()
@@ -222,7 +180,7 @@ def trial(act: Any, run_dir: str, trial: str, pairs: tuple[str, ...], from_check
     from fluidtune.report.json_text import versioned
     from fluidtune.steering.asking import ask
 
-    _refuse_unread(act)
+    refuse_unread(act)
     try:
         said = ask(run_dir, act, trial, pairs, from_checkpoint)
         click.echo(versioned({"done": True, "text": said}) if as_json else said)
@@ -289,19 +247,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
         Console().print(render_plan(job, found))
         if left_out:
             click.echo(f"left out, as a trial needs more: {', '.join(map(str, left_out))}")
-    _write(lambda: [plan_png(job, found, out)], apart=as_json)
-
-
-def device_counts(sizes: str) -> list[int]:
-    """The numbers of devices that ``--devices`` lists."""
-    from fluidtune.serving.capacity import MOST_DEVICES
-
-    words = [word.strip() for word in sizes.split(",")]
-    counts = [int(word) for word in words if re.fullmatch(r"[0-9]{1,9}", word) and 0 < int(word) <= MOST_DEVICES]
-    if len(counts) != len(words):
-        said = f"whole numbers of 1 to {MOST_DEVICES}, for example 1,2,4,8,16"
-        raise FluidTuneError(f"--devices {sizes!r} is not a list of {said}")
-    return counts
+    write(lambda: [plan_png(job, found, out)], apart=as_json)
 
 
 @cli.command()
@@ -343,7 +289,7 @@ def slurm(words: tuple[str, ...]) -> None:
     for three. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
     search writes its state, to be requeued (60). --elastic: as many jobs of an array join one search.
     """
-    from fluidtune.slurm.job import submitted
+    from fluidtune.slurm.job import asked as ask
     from fluidtune.slurm.submission import END_S, script, submission
     from fluidtune.tune.run_options import read
 
@@ -363,7 +309,7 @@ def slurm(words: tuple[str, ...]) -> None:
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
         return click.echo(text, nl=False)
-    job = submitted(text)
+    job = ask("sbatch", "--parsable", script=text).strip().partition(";")[0]  # behind it is the cluster's name
     click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 
 
@@ -396,403 +342,8 @@ def docs(words: tuple[str, ...]) -> None:
     Console().print(Markdown(told(words), hyperlinks=False))
 
 
-@cli.group()
-@click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
-@click.pass_context
-def arbiter(context: click.Context, address: str) -> None:
-    """The arbiter, which leases the devices of one Ray cluster to several jobs."""
-    context.obj = address
-
-
-def _connect(address: str) -> None:
-    """Connect to the Ray cluster. Commands do so themselves, since their groups run before a command's ``--help``."""
-    from fluidtune.ray_compat.cluster_address import join
-
-    if not join(address):
-        raise FluidTuneError("there is no Ray cluster here; start one with: ray start --head")
-
-
-@arbiter.command()
-@click.option(
-    "--unit", type=click.Choice(["GPU", "CPU"]), help="The kind of device that is leased.  [GPU if there are any]"
-)
-@click.option("--lease", "lease_s", type=float, help="Seconds that a lease lasts.  [600]")
-@click.option("--notice", "notice_s", type=float, help="Seconds from settling a lease's successor to its end.  [30]")
-@click.option("--f", type=float, help="The worst 1 - f of the apps bid.  [0.8]")
-@click.option(
-    "--quota",
-    "quotas",
-    multiple=True,
-    metavar="USER=N",
-    help="The most devices that a user's jobs hold together; USER=none: any number.",
-)
-@click.option(
-    "--weight", "weights", multiple=True, metavar="USER=X", help="A factor on the rho of a user's jobs; USER=none: 1."
-)
-@click.option(
-    "--reserve", "reserves", multiple=True, metavar="JOB=N", help="Devices that no auction takes; JOB=none: 0."
-)
-@click.option(
-    "--half-life", "half_life_s", type=float, help="Seconds after which past usage counts half.  [0: never counts]"
-)
-@click.option("--most-demand", type=float, help="Refuse apps while others want this many times all GPUs.  [0: none]")
-@click.pass_obj
-def start(
-    address: str,
-    unit: str | None,
-    quotas: tuple[str, ...],
-    weights: tuple[str, ...],
-    reserves: tuple[str, ...],
-    **settings: float | None,
-) -> None:
-    """Start the arbiter, or change the settings of the running one."""
-    changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
-    given = {
-        "quotas": _numbers("--quota", "USER", quotas, int),
-        "weights": _numbers("--weight", "USER", weights, float),
-        "reserves": _numbers("--reserve", "JOB", reserves, int),
-    }
-    changes |= {name: numbers for name, numbers in given.items() if numbers}
-    with _control(address) as control:
-        running = control.find() is not None
-        if running:
-            control.change(unit, changes)
-        else:
-            control.start(unit, **changes)
-        users = {app["user"] for app in control.status()["apps"].values()}
-    nobody = sorted({*given["quotas"], *given["weights"]} - users)
-    if nobody:
-        click.echo(f"no job now is of {', '.join(nobody)}; users with jobs: {', '.join(sorted(users)) or 'none'}")
-    new = "; it has the new settings" if changes else ""
-    click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
-
-
-@contextmanager
-def _control(address: str) -> Iterator[ModuleType]:
-    """`themis_bridge.shell.control` for the cluster at ``address``. What the arbiter or Ray refuses is one line."""
-    _connect(address)
-    from ray.exceptions import RayError
-
-    from themis_bridge import ThemisError
-    from themis_bridge.shell import control
-
-    try:
-        yield control
-    except ThemisError as error:
-        # Ray wraps an actor's exception in its own, whose text contains the traceback. `cause` is the original.
-        raise FluidTuneError(str(getattr(error, "cause", error))) from None
-    except RayError as error:
-        raise FluidTuneError(f"the arbiter does not answer ({failure(error)}); try again") from None
-
-
-def _numbers(option: str, of: str, pairs: Iterable[str], read: Callable[[str], float]) -> dict[str, float | None]:
-    """What NAME=NUMBER says, for each of the pairs; NAME=none is None. ``of``: whose name it is, in words."""
-    numbers: dict[str, float | None] = {}
-    for pair in pairs:
-        name, _, text = pair.rpartition("=")
-        try:
-            numbers[name] = None if text == "none" else read(text)
-        except ValueError:
-            number = "a whole number" if read is int else "a number"
-            raise FluidTuneError(f"{option} {pair}: expected {of}=N, with {number}, or {of}=none")
-    return numbers
-
-
-@arbiter.command()
-@click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
-@click.pass_obj
-def status(address: str, as_json: bool) -> None:
-    """Show apps, their rho and their leases."""
-    import json
-
-    from fluidtune.report.terminal_text import printable
-    from themis_bridge.settings import Settings
-
-    with _control(address) as control:
-        found = control.status()
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    click.echo(
-        f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
-        f"the last one took {found['round_seconds']:.2f} s"
-    )
-    defaults = vars(Settings())
-    changed = [f"{name} {value}" for name, value in found["settings"].items() if value != defaults[name]]
-    lines = [f"  settings: {', '.join(changed) or 'the defaults'}"]
-    lines += [f"  trouble: {trouble}" for trouble in found["trouble"]]
-    lines += [line for name, app in found["apps"].items() for line in app_lines(name, app, found["unit"])]
-    for line in lines:
-        click.echo(printable(line))
-
-
-def app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
-    """One app of the arbiter's status; ``unit``: what is leased."""
-    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} with {app['rho_gpus']} at its last report"
-    hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
-    at_once = f", {app['together']} at once" if app["together"] > 1 else ""
-    line = (
-        f"  {name}: {len(app['leases'])} of {app['demand']} {unit}s{f' ({hosts})' if hosts else ''}{at_once}, {rho}, "
-        f"user {app['user']}, weight {app['weight']:g}, doubt {app['doubt']:.2f}, {app['age']:.0f} s old"
-    )
-    return [line, f"    waits: {app['waits']}"] if app["waits"] else [line]
-
-
-@arbiter.command()
-@click.pass_obj
-def stop(address: str) -> None:
-    """End all leases and the arbiter. Jobs that share the cluster start a new one."""
-    with _control(address) as control:
-        stopped = control.stop()
-    again = "stopped; jobs that run with --shared start a new one, with the default settings"
-    click.echo(again if stopped else "there was none")
-
-
-@cli.group()
-@click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
-@click.option("--user", default=None, help="Act for this user.  [that of the job]")
-@click.pass_context
-def serve(context: click.Context, address: str, user: str | None) -> None:
-    """The best trials of a finished run, answering requests over HTTP (docs/serving.md)."""
-    context.obj = address, user
-
-
-_service_name = click.option("--name", default=None, help="Of the service.  [the only one, of your own if any]")
-
-
-def _service(where: tuple[str, str | None], name: str | None, changes: bool = False) -> Any:
-    """The service of this name in the cluster at an address, and for a user."""
-    _connect(where[0])
-    from fluidtune.serving.running_services import find
-
-    return find(name, where[1], changes)
-
-
-def _again(where: tuple[str, str | None], service: Any, command: str) -> str:
-    """The command that acts on the same service, as a shell takes it."""
-    given = {"--address": where[0] if where[0] != "auto" else None, "--user": where[1]}
-    group = [word for option, value in given.items() if value is not None for word in (option, value)]
-    return shlex.join(["fluidtune", "serve", *group, command, "--name", service.name])
-
-
-@serve.command("start")
-@click.argument("run_dir", required=False)
-@click.option("--load", default=None, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
-@click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
-@click.option("--models", default=None, metavar="FILE", help="Serve the models in this TOML file (docs/placement.md).")
-@_models_option("--gpus", type=int, default=None, help='With --models: the number of GPUs, as --devices "gpu:N".')
-@_models_option("--gpu-memory", "--memory", "memory", type=float, help="With --models: GiB on a device.  [no limit]")
-@_models_option("--seconds", "search_s", default=10.0, show_default=True, help="With --models: a search ends then.")
-@click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
-@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N devices, N at most if --shared.  [one; any]')
-@click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
-@click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
-@click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
-@click.option("--batching", default="auto", show_default=True, help='Or "window"; "orloj": times vary by the input.')
-@click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
-@click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 samples, 1 MiB at least]")
-@click.option("--beside", is_flag=True, help="Take turns on one core with a search. May change.")
-@click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
-@click.option("--follow", type=float, metavar="SECONDS", help="Deploy what a running search finds. May change.  [no]")
-@click.option("--stages", type=int, default=1, show_default=True, help="Processes of a model that is cut. May change.")
-@click.option("--stage-memory", type=float, metavar="GIB", help="Weights of a stage at most. May change.  [any]")
-@click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
-@click.option("--port", type=int, default=8000, show_default=True)
-@click.option("--token", type=click.File(), default=None, help="Who asks has what this file holds.  [anybody may ask]")
-@click.option("--no-token", is_flag=True, help="Where other machines reach HOST, all of them may ask.")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask.  [none]")
-@click.option("--name", default=None, help="Of the service, which no other one has.  [the run's]")
-@click.pass_obj
-def serve_start(
-    where: Any, run_dir: str | None, load: str | None, shared: bool, token: Any, gpus: int | None, **settings: Any
-) -> None:
-    """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`.
-
-    With --models FILE instead of RUN_DIR, --load and --slo: serve several models, of which each device holds some.
-    """
-    if settings["models"] is None and None in (run_dir, load, settings["slo"]):
-        raise FluidTuneError("give RUN_DIR, --load and --slo, or --models FILE")
-    _refuse_unread(*([] if settings["models"] is None else [_MODELS]))
-    if gpus is not None and settings["devices"] is not None:
-        raise FluidTuneError(f"--gpus {gpus} is in place of --devices; leave one of the two out")
-    if gpus is not None:
-        settings["devices"] = f"gpu:{gpus}"
-    sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
-    from fluidtune.report.terminal_text import printable
-    from fluidtune.serving.service import check_installed, loader, serve
-
-    check_installed()
-    _connect(where[0])
-    secret = token.read().strip() if token is not None else None
-    found = loader(load) if load is not None else None
-    served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, user=where[1], **settings)
-    names = printable(", ".join(served.trials))
-    if settings["models"] is not None:
-        click.echo(f"models {names}: POST an input to {served.url}MODEL")
-    else:
-        click.echo(f"trial {names}: POST an input to {served.url}, or to {served.url}TRIAL")
-    log = served.status()["log"]
-    click.echo(
-        f"events and profiles: {log}" if log else "events are kept nowhere: the head node has not this directory"
-    )
-
-
-@serve.command("status")
-@_service_name
-@click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
-@click.option("--picture", default=None, metavar="FILE", help="Draw the batches of the last minute, as PNG.")
-@click.pass_obj
-def serve_status(where: Any, name: str | None, as_json: bool, picture: str | None) -> None:
-    """Show what is served, and what became of the requests."""
-    import json
-
-    service = _service(where, name)
-    from fluidtune.serving.running_services import status_text
-
-    found = service.status()
-    click.echo(json.dumps(found) if as_json else status_text(found))
-    if picture is not None:
-        _write(lambda: [service.picture(picture)], apart=as_json)
-
-
-def _share(context: Any, option: Any, text: str) -> float:
-    """The part of 1 that a percentage is."""
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = 0.0
-    if not text.endswith("%") or not 0 < percent <= 100:
-        raise click.BadParameter(f"{text!r} is no share of the requests; expected one such as 10%")
-    return percent / 100
-
-
-@serve.command("deploy")
-@click.argument("run_dir")
-@click.option("--trial", default=None, help="The id of the trial.  [the best one]")
-@click.option("--canary", default="100%", metavar="10%", callback=_share, help="The share of the requests at first.")
-@click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
-@click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
-@_service_name
-@click.pass_obj
-def serve_deploy(where: Any, name: str | None, run_dir: str, **asked: Any) -> None:
-    """Load another checkpoint beside the one that serves, measure it, and move the requests over to it."""
-    if asked["trial"] is not None and asked["mode"] is not None:
-        raise FluidTuneError(f"--mode {asked['mode']} ranks trials, and --trial names one; leave one of the two out")
-    service = _service(where, name, changes=True)
-    from fluidtune.report.terminal_text import printable
-
-    found = service.deploy(run_dir, **asked)
-    said = "all requests go to it; the version before is kept"
-    if found["state"] == "canary":
-        said = f"{100 * found['share']:g} % of the requests go to it; all with: {_again(where, service, 'promote')}"
-    back = _again(where, service, "rollback")
-    click.echo(printable(f"version {found['version']} (trial {found['trial']}): {said}; back with: {back}"))
-
-
-@serve.command("promote")
-@_service_name
-@click.pass_obj
-def serve_promote(where: Any, name: str | None) -> None:
-    """Let the canary answer all requests. The version before is kept."""
-    service = _service(where, name, changes=True)
-    service.promote()
-    click.echo(f"the canary answers all requests; the version before is kept: {_again(where, service, 'rollback')}")
-
-
-@serve.command("rollback")
-@_service_name
-@click.pass_obj
-def serve_rollback(where: Any, name: str | None) -> None:
-    """Put the version before the last deploy back, also while that one loads, or is a canary."""
-    service = _service(where, name, changes=True)
-    from fluidtune.report.terminal_text import printable
-
-    service.rollback()
-    found = service.status()["trials"][0]
-    click.echo(f"version {found['version']} (trial {printable(found['trial'])}) answers all requests")
-
-
-@serve.command("plan")
-@click.argument("source", required=False)
-@click.option("--rate", type=float, default=None, help="Requests per second, of all trials together.")
-@click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
-@_run_option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
-@_run_option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
-@click.option("--models", default=None, metavar="FILE", help="Place the models in this TOML file (docs/placement.md).")
-@_models_option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
-@_models_option("--find", is_flag=True, help="With --models: find the least number of GPUs instead.")
-@click.option(
-    "--attainment",
-    cls=_OptionOf,
-    form="--find",
-    type=float,
-    default=None,
-    help="With --find: the part within its SLO.  [0.99]",
-)
-@_models_option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
-@_models_option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")
-@_models_option("--json", "as_json", is_flag=True, help="With --models: the plan as one JSON object.")
-def serve_plan(
-    source: str | None,
-    rate: float | None,
-    slo: float | None,
-    sizes: str,
-    starts: str,
-    models: str | None,
-    gpus: int | None,
-    find: bool,
-    attainment: float | None,
-    gpu_memory: float | None,
-    seconds: float,
-    as_json: bool,
-) -> None:
-    """Predict how many devices a rate needs. SOURCE is the directory of a run that was served, or its profiles.json.
-
-    With --models instead of SOURCE: predict which of many models should stand on which GPUs.
-    """
-    from rich.console import Console
-
-    if models is not None:
-        import json
-
-        from fluidtune.serving import model_placement
-
-        if source is not None or rate is not None or slo is not None:
-            raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
-        if (gpus is None) != find:
-            raise FluidTuneError("with --models, give either --gpus N or --find")
-        _refuse_unread(_MODELS, *(["--find"] if find else []))
-        planned, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
-        if as_json:
-            click.echo(json.dumps(planned))
-        else:
-            Console().print(shown)
-        return
-    from fluidtune.serving import capacity
-
-    _refuse_unread(_SOURCE)
-    if source is None or rate is None or slo is None:
-        raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
-    served = capacity.models_of(source, slo, starts)
-    needed = capacity.devices_for(served, rate)
-    found = [capacity.forecast(served, count, rate) for count in sorted({needed, *device_counts(sizes)})]
-    Console().print(capacity.render(found, rate, slo))
-    click.echo(f"{needed} {'device is' if needed == 1 else 'devices are'} needed for {rate:g} requests/s")
-
-
-@serve.command("stop")
-@_service_name
-@click.pass_obj
-def serve_stop(where: tuple[str, str | None], name: str | None) -> None:
-    """Answer what runs, refuse what waits, and end all processes."""
-    _connect(where[0])
-    from fluidtune.serving.running_services import find, known
-
-    there = known()
-    if there:
-        find(name, where[1], changes=True).stop()
-    click.echo("stopped" if there else "there was none")
+for group in (arbiter, serve):
+    cli.add_command(group)
 
 
 def main() -> None:

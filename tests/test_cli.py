@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from fluidtune import __version__
-from fluidtune.cli import cli, device_counts
+from fluidtune.cli import cli
+from fluidtune.commands.words import device_counts
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import cluster_address
 from tests.report.makers import random_run, written

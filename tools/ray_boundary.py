@@ -78,6 +78,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("fluidtune/elastic/divided/torch_private.py", "_modules"): "torch's: where a module has its modules",
     ("fluidtune/elastic/divided/torch_private.py", "_buffers"): "torch's: where a module has its buffers",
     ("fluidtune/elastic/divided/torch_private.py", "_version"): "torch's: the writes in place of a tensor",
+    ("fluidtune/elastic/divided/torch_private.py", "_schema"): "torch's: the arguments of an operation",
     ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
     ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     ("tests/conftest.py", "_fixtureinfo"): "pytest's: the fixtures of a test, which have no public reader",

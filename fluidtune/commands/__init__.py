@@ -1,1 +1,1 @@
-"""What `fluidtune doctor`, `docs` and `plan` find and print, each in its module. `fluidtune.cli` calls them."""
+"""What commands read, find and print, each in its module. `fluidtune.cli` has the command itself."""

@@ -20,7 +20,7 @@ before. So a loop that keeps something besides what it has prepared never goes o
 | `commits` | the states to which a trial can return, and their proof |
 | `data` | what a trial consists of, as one value |
 | `divided` | calls of modules among several devices |
-| `errors`, `random_streams`, `signing` | what all of them use |
+| `errors`, `random_streams`, `references` | what all of them use |
 
 Start reading with `session`.
 """
@@ -29,12 +29,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .current_session import LazySession, current, use, wake_on_first_use
+from .current_session import LazySession, current, use
 from .errors import BeginsAnew, Left
 from .leader_session import LeaderSession
 
 if TYPE_CHECKING:
-    from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
+    from .commits.commit_store import Commit, CommitStore, Files
     from .divided.module_calls import keep_whole
     from .loop import epochs, prepare, state
     from .session import ElasticSession
@@ -48,18 +48,16 @@ __all__ = [
     "LazySession",
     "LeaderSession",
     "Left",
-    "LocalFiles",
     "current",
     "epochs",
     "keep_whole",
     "prepare",
     "state",
     "use",
-    "wake_on_first_use",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
+    **dict.fromkeys(("Commit", "CommitStore", "Files"), "commits.commit_store"),
     **dict.fromkeys(("epochs", "prepare", "state"), "loop"),
     "ElasticSession": "session",
     "keep_whole": "divided.module_calls",

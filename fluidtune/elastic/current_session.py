@@ -50,32 +50,18 @@ class LazySession(LeaderSession):
             self._made.close()
 
 
-_session: ElasticSession | None = None
-_pending: LazySession | None = None
+_session: ElasticSession | LazySession | None = None
 
 
-def use(session: ElasticSession | None) -> None:
-    """Make this the process' session; None: it has none.
-
-    Raises:
-        RuntimeError: another session is in use.
-    """
+def use(session: ElasticSession | LazySession | None) -> None:
+    """Make this the process' session; None: it has none."""
     global _session
-    if session is not None and _session is not None and _session is not session:
-        raise RuntimeError(f"this process already runs trial {_session.trial}: use(None) first")
     _session = session
 
 
-def wake_on_first_use(session: LazySession | None) -> None:
-    """Let the first call of `current` wake ``session``; None: no session waits for it."""
-    global _pending
-    _pending = session
-
-
 def current() -> ElasticSession | None:
-    """The session in use in this process, or None. A `LazySession` that waits for this call wakes, in this thread."""
-    global _pending
-    if _pending is not None:
-        lazy, _pending = _pending, None
-        use(lazy.wake())
+    """The session in use in this process, or None. A `LazySession` wakes by this call, in this thread."""
+    global _session
+    if isinstance(_session, LazySession):
+        _session = _session.wake()
     return _session

@@ -68,11 +68,6 @@ def asked(program: str, *words: str, script: str = "", tries: int = 1) -> str:
     return done.stdout
 
 
-def submitted(script: str) -> str:
-    """The number of the job that this script is now, which sbatch tells before the cluster's name."""
-    return asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
-
-
 def say(line: str) -> None:
     print(f"fluidtune: {line}", file=sys.stderr, flush=True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
 
-from fluidtune.elastic.signing import new_secret
+from fluidtune.elastic.divided.meeting import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, count_checkpoint
 from fluidtune.trials.life import SeenResults, TrialLife

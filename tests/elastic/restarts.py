@@ -25,10 +25,28 @@ class Died(BaseException):
     """The process was killed."""
 
 
+class LocalFiles:
+    """Folders of this machine."""
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(data)
+
+    def read_bytes(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+
+def store_in(folder: Any, **more: Any) -> CommitStore:
+    return CommitStore(str(folder), **{"files": LocalFiles(), **more})
+
+
 class EveryBoundary(CommitStore):
     """Commits at every boundary, at once. ``at``: only at these iterations."""
 
     at: set[int] | None = None
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(str(folder), files=LocalFiles())
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False, times: int = 1) -> bool:
         made: list[Commit] = []
@@ -63,7 +81,7 @@ class Trial:
     def life(self, loop: Loop, *, dies: int | None = None, leaves: int | None = None) -> Any:
         """One process, which is killed in report number ``dies``, or asked to leave there. Returns what it returns."""
         random.seed(3), numpy.random.seed(4), torch.manual_seed(5)
-        resume = CommitStore(self.folder).load()
+        resume = store_in(self.folder).load()
         if resume is not None:
             restore_streams(resume.streams or {})
         self.iteration = 0 if resume is None else resume.starts.note

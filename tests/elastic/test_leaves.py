@@ -12,12 +12,10 @@ import torch
 from ray import cloudpickle
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession
-from fluidtune.elastic.commits.commit_store import Commit
-from fluidtune.elastic.data.leaves import Leaves
-from fluidtune.elastic.data.trees import map_tensors
+from fluidtune.elastic import Commit, ElasticSession
 
-CPU = torch.device("cpu")
+from .restarts import store_in
+
 SCRIPT = """
 import enum
 import torch
@@ -97,11 +95,11 @@ def steered(optimizer, scheduler, epochs):
 def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_that_steps(epochs, tmp_path):
     # Seen: such a trial failed when it grew ("Can't pickle"), or its learning rate did not change after a move.
     session, optimizer, scheduler = trained(epochs)
-    store = CommitStore(str(tmp_path), pickling=cloudpickle)
+    store = store_in(tmp_path, pickling=cloudpickle)
     keep(store, epochs, session._objects.capture())
     expected = steered(optimizer, scheduler, 4)
     other, its_optimizer, its_scheduler = trained(0)
-    other._objects.load(CommitStore(str(tmp_path)).load().state)
+    other._objects.load(store_in(tmp_path).load().state)
     assert steered(its_optimizer, its_scheduler, 4) == expected
     session.close(), other.close()
 
@@ -160,34 +158,21 @@ def test_plain_state_may_refer_to_what_was_prepared():
     kept.close(), other.close()
 
 
-def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
-    """No GPU is needed: parameters count as being elsewhere."""
-    elsewhere = lambda tensor: isinstance(tensor, torch.nn.Parameter)  # noqa: E731
-    monkeypatch.setattr("fluidtune.elastic.data.leaves._is_elsewhere", elsewhere)
-    teacher = torch.nn.Linear(2, 2)
-    teacher.tied = teacher.weight
-    leaves = Leaves(cloudpickle, [], CPU)
-    found = leaves.unpacked(map_tensors(lambda tensor: tensor, {"teacher": teacher}, leaves.packer()), like=None)
-    made = found["teacher"]
-    assert made.tied is made.weight is not teacher.weight and torch.equal(made.weight, teacher.weight)
-    assert isinstance(made.weight, torch.nn.Parameter) and made.weight.requires_grad
-
-
 def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):
     # Seen: an elastic trial with a lock in a `state_dict` failed at its first boundary.
     own = script().Counted(lock=threading.Lock())
-    session = session_with(own, commits=CommitStore(str(tmp_path), pickling=cloudpickle))
+    session = session_with(own, commits=store_in(tmp_path, pickling=cloudpickle))
     assert list(session.epochs(0, 3)) == [0, 1, 2]
     session.close()
     assert "cannot pickle '_thread.lock' object" in session.facts().cannot_commit
-    assert CommitStore(str(tmp_path)).load() is None
+    assert store_in(tmp_path).load() is None
     assert len([each for each in caplog.records if "no commit can be made" in each.getMessage()]) == 1
 
 
 def test_a_commit_has_results_with_what_the_script_defines(tmp_path):
     # Seen: a trial with a function of the script in its parameters had no commits, and began anew after each move.
     note = {"config": {"act": lambda x: x + 1, "model": script().Counted}, "at": 3}
-    store = CommitStore(str(tmp_path), pickling=cloudpickle)
-    keep(store, 1, {}, note)
-    found = CommitStore(str(tmp_path)).load().note
+    store = store_in(tmp_path, pickling=cloudpickle)
+    keep(store, 1, b"", note)
+    found = store_in(tmp_path).load().note
     assert found["config"]["act"](1) == 2 and found["config"]["model"](a=1).a == 1

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore
 from fluidtune.elastic.commits.commit_store import is_trusted
 
 from .kept_loops import EPOCHS, INCOMPLETE, WHOLE, momentum, own_counter, parts, step
-from .restarts import Trial, same
+from .restarts import Trial, same, store_in
 
 
 def alone(loop):
@@ -36,7 +35,7 @@ def test_a_loop_that_keeps_something_of_its_own_begins_anew_and_it_is_named(loop
     assert trial.ran[1] == [5] and trial.ran[2] == list(range(1, EPOCHS + 1))
     trial.life(loop, dies=6)
     assert line.startswith(trial.session.facts().cannot_commit)
-    assert CommitStore(str(tmp_path)).load() is None
+    assert store_in(tmp_path).load() is None
 
 
 @pytest.mark.parametrize("dies", [3, 6])
@@ -65,7 +64,7 @@ def test_a_trial_goes_on_from_a_newer_commit_than_those_that_prove(loop, tmp_pat
     expected, reports = alone(loop)
     trial = Trial(tmp_path, at={2, 6})
     trial.life(loop, dies=7)
-    kept = CommitStore(str(tmp_path)).load()
+    kept = store_in(tmp_path).load()
     assert (kept.iteration, *(each.iteration for each in kept.pair)) == (6, 2, 3)
     assert same(trial.life(loop), expected)
     assert trial.ran[1] == [3, 7, 8, 9] and same(trial.results, reports)
@@ -80,7 +79,7 @@ def test_a_proof_is_kept_and_made_again_when_the_trial_is_twice_as_old(tmp_path)
     # Proved at 3. Straight from 4 and from 5; commit 7 is more than twice as old, and proves itself again.
     assert trial.ran == [[1, 2, 3, 4], [3, 4, 5], [5, 6], [6, 7, 8], [7, 8, 9]], trial.ran
     assert [is_trusted(iteration, 3) for iteration in (3, 6, 7)] == [True, True, False]
-    assert CommitStore(str(tmp_path)).load().proved == 7
+    assert store_in(tmp_path).load().proved == 7
 
 
 def test_what_matters_late_is_found_by_the_next_proof(tmp_path):
@@ -108,7 +107,7 @@ def test_a_trial_that_dies_before_it_has_a_pair_begins_anew(dies, tmp_path):
     expected, reports = alone(momentum)
     trial = Trial(tmp_path)
     trial.life(momentum, dies=dies)
-    assert CommitStore(str(tmp_path)).load() is None
+    assert store_in(tmp_path).load() is None
     assert same(trial.life(momentum), expected) and same(trial.results, reports)
     assert trial.ran[1] == list(range(1, EPOCHS + 1)) and trial.said == [None, None]
 
@@ -186,7 +185,7 @@ def test_a_commit_of_other_objects_is_not_gone_on_from(tmp_path):
     trial.life(momentum, dies=6)
     trial.life(bigger)
     assert trial.said[1].startswith("the commit before epoch 4 does not fit what the loop has prepared: ")
-    assert CommitStore(str(tmp_path)).load() is None
+    assert store_in(tmp_path).load() is None
 
 
 def test_a_device_that_lacks_memory_is_no_reason_to_forget_a_commit(tmp_path, monkeypatch):
@@ -196,7 +195,7 @@ def test_a_device_that_lacks_memory_is_no_reason_to_forget_a_commit(tmp_path, mo
         patched.setattr(torch.optim.SGD, "load_state_dict", Mock(side_effect=torch.OutOfMemoryError()))
         with pytest.raises(torch.OutOfMemoryError):
             trial.life(momentum)
-    assert CommitStore(str(tmp_path)).load().iteration == 5
+    assert store_in(tmp_path).load().iteration == 5
 
 
 def test_a_loop_that_changes_what_it_prepared_keeps_its_last_commit_that_fits(tmp_path):

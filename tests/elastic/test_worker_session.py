@@ -20,14 +20,13 @@ class ElasticCase(SessionCase):
         elastic.prepare()
 
     def put_away(self) -> None:
-        elastic.wake_on_first_use(None)
         elastic.use(None)
 
 
 class LazyCase(ElasticCase):
     def leader(self, worker: str) -> LeaderSession:
         session = LazySession(lambda: ElasticSession(trial="t"))
-        elastic.wake_on_first_use(session)
+        elastic.use(session)
         return session
 
 

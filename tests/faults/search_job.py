@@ -23,6 +23,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 import fluidtune
 from fluidtune import elastic
+from tests.elastic.restarts import store_in
 from tests.ray_compat.algorithm_states import scores_of
 
 #: Iterations after which a trial ends by itself.
@@ -152,7 +153,7 @@ def outcome(storage: Path) -> dict[str, Any]:
 
 def note_end(storage: Path) -> None:
     """A driver has ended: the notes get how many iterations each trial's newest commit holds."""
-    commits = [elastic.CommitStore(str(folder)).load() for folder in storage.glob("job/*/.fluid_commit")]
+    commits = [store_in(folder).load() for folder in storage.glob("job/*/.fluid_commit")]
     with (storage / "notes").open("a") as file:
         file.write(json.dumps({commit.trial: commit.iteration for commit in commits if commit is not None}) + "\n")
 

@@ -9,7 +9,8 @@ import pytest
 import ray
 from click.testing import CliRunner
 
-from fluidtune import cli
+from fluidtune.cli import cli
+from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
 from fluidtune.serving.running_services import status_text
@@ -165,11 +166,11 @@ def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, comman
     found |= {"placement": placement, "trials": [trial], "log": None}
     served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found, name=NAME)
     served.deploy, served.rollback = lambda run, **asked: trial, lambda: None
-    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    monkeypatch.setattr(serve_words, "connect", lambda address: None)
     monkeypatch.setattr(running_services, "find", lambda *given: served)
     monkeypatch.setattr(service, "serve", lambda *given, **named: served)
     words = {"deploy": ["run"], "start": ["run", "--load", f"{HERE}:load", "--slo", "1"]}.get(command, [])
-    done = CliRunner().invoke(cli.cli, ["serve", command, *words])
+    done = CliRunner().invoke(cli, ["serve", command, *words])
     assert done.exit_code == 0, done.exception
     assert SHOWN in done.stdout and not set("\x1b\x9b\ud83d") & set(done.stdout)
     assert not any(line.startswith("  it is fine") for line in done.stdout.splitlines())
@@ -236,22 +237,22 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
 def test_the_command_says_what_does_not_go_together(monkeypatch, words, said):
     monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(cli, "_connect", lambda address: None)
-    found = CliRunner().invoke(cli.cli, ["serve", "start", *words])
+    monkeypatch.setattr(serve_words, "connect", lambda address: None)
+    found = CliRunner().invoke(cli, ["serve", "start", *words])
     assert isinstance(found.exception, FluidTuneError) and said in str(found.exception)
 
 
 def test_what_is_printed_acts_on_the_same_service(monkeypatch):
     """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
     served = SimpleNamespace(name="two digits", promote=lambda: None)
-    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    monkeypatch.setattr(serve_words, "connect", lambda address: None)
     monkeypatch.setattr(running_services, "find", lambda *given: served)
-    said = CliRunner().invoke(cli.cli, ["serve", "--user", "anna", "promote"]).stdout
+    said = CliRunner().invoke(cli, ["serve", "--user", "anna", "promote"]).stdout
     assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
 
 
 def test_a_trial_that_is_named_is_not_ranked():
-    found = CliRunner().invoke(cli.cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
+    found = CliRunner().invoke(cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
     assert isinstance(found.exception, FluidTuneError) and "--mode max ranks trials" in str(found.exception)
 
 

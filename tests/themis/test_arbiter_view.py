@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from fluidtune.cli import app_lines
+from fluidtune.commands.arbiter import app_lines
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import messages as m
 from themis_bridge.arbiter_view import view

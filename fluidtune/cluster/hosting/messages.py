@@ -26,7 +26,7 @@ class LoadSpec:
     those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``device``: "cpu" or "cuda".
     ``emulation``: set for emulated devices. ``streams``: `GroupFacts.streams` of the worker in which the trial's code
     began; None: it begins here. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if
-    the device is shared now. ``secret``: the trial's, by which its workers recognise each other (`signing`).
+    the device is shared now. ``secret``: the trial's, by which its workers recognise each other (`meeting`).
     ``one_node``: all of its workers are on this node, so that no other one needs to reach them. ``may_grow``: it may
     have followers. ``may_be_squeezed``: processes of the job may share its GPU without lanes, so that the memory that
     runs out may be theirs. ``beside``: it takes turns on its core with a service. ``cores``: those of its devices, if

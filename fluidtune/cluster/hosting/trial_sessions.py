@@ -9,7 +9,7 @@ from ray import cloudpickle
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
-from fluidtune.elastic import LazySession, use, wake_on_first_use
+from fluidtune.elastic import LazySession, use
 
 if TYPE_CHECKING:
     from fluidtune.elastic import ElasticSession, LeaderSession
@@ -27,11 +27,8 @@ def leader_session(spec: LoadSpec, **resuming: Any) -> LeaderSession:
         host = emulated.EmulatedSession(emulated_device(), spec.emulation)
         emulated.use_host(host)
         return host
-    if resuming["resume"] is None:
-        lazy = LazySession(lambda: _elastic_session(spec, **resuming))
-        wake_on_first_use(lazy)
-        return lazy
-    session = _elastic_session(spec, **resuming)
+    begins = resuming["resume"] is None
+    session = LazySession(lambda: _elastic_session(spec, **resuming)) if begins else _elastic_session(spec, **resuming)
     use(session)
     return session
 
@@ -80,5 +77,4 @@ def drop_session(emulating: bool) -> None:
     if emulating:
         emulated.use_host(None)
         return
-    wake_on_first_use(None)
     use(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,64 +39,59 @@ class TrialPosition:
     iteration: int
 
 
+@dataclass
 class CommitPolicy:
     """Belongs to one `ElasticSession`, whose parameters of the same names are explained there.
 
     One thing: what a trial goes on from says what it has to commit next.
     """
 
-    def __init__(
-        self,
-        trial: str,
-        store: CommitStore | None,
-        state: TrialState,
-        device: torch.device,
-        *,
-        resume: Commit | None,
-        fingerprint: str,
-        note: Callable[[], Any],
-        rewind: Callable[[Any], None],
-        reports: Callable[[], list[dict[str, Any]]],
-        divided: Callable[[], bool],
-        streams: Streams | None,
-    ) -> None:
-        if resume is not None and resume.fingerprint != fingerprint:
+    trial: str
+    store: CommitStore | None
+    state: TrialState
+    device: torch.device
+    #: The commit to go on from, until the loop has done so.
+    resume: Commit | None
+    fingerprint: str
+    note: Callable[[], Any]
+    rewind: Callable[[Any], None]
+    reports: Callable[[], list[dict[str, Any]]]
+    divided: Callable[[], bool]
+    #: The random streams with which the trial's code began.
+    streams: Streams | None
+    #: The loop was given a newer state than ``resume``.
+    resume_is_older: bool = False
+    #: The newest commit, while the epoch between its pair runs again.
+    _tried: Commit | None = None
+    _carried: Carried | None = None
+    #: A loop was passed over, as ``resume`` is of a later one.
+    _passed_over: bool = False
+    #: Why no other process could go on from the newest boundary, nor from one that follows.
+    _obstacle: str | None = None
+    #: What was reported since the last boundary, and what has computed it.
+    _reported: list[dict[str, Any]] = field(default_factory=list)
+    _machine: str = ""
+    _life: str = field(default_factory=lambda: uuid.uuid4().hex)
+    #: The loop and the iteration of the last commit that was made here; those whose commit completes its pair.
+    _made: tuple[int, int] | None = None
+    _second: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        resume = self.resume
+        if resume is not None and resume.fingerprint != self.fingerprint:
             raise ValueError(
-                f"the commit of trial {trial} was made with configuration {resume.fingerprint!r}, not "
-                f"{fingerprint!r}: start the trial without it"
+                f"the commit of trial {self.trial} was made with configuration {resume.fingerprint!r}, not "
+                f"{self.fingerprint!r}: start the trial without it"
             )
-        #: The random streams with which the trial's code began.
-        self.streams = streams
-        #: The commit to go on from, until the loop has done so.
-        self.resume = resume
-        #: The loop was given a newer state than ``resume``.
-        self.resume_is_older = False
-        #: The newest commit, while the epoch between its pair runs again.
-        self._tried: Commit | None = None
-        self._carried: Carried | None = None
-        #: A loop was passed over, as ``resume`` is of a later one.
-        self._passed_over = False
-        #: Why no other process could go on from the newest boundary, nor from one that follows.
-        self._obstacle: str | None = None
-        self._trial, self._store, self._state, self._device = trial, store, state, device
-        self._fingerprint, self._note, self._rewind = fingerprint, note, rewind
-        self._reports, self._divided = reports, divided
-        #: What was reported since the last boundary, and what has computed it.
-        self._reported: list[dict[str, Any]] = []
-        self._machine = ""
-        self._life = uuid.uuid4().hex
         self._last_iteration = 0 if resume is None else resume.iteration  # of the last commit
-        #: The loop and the iteration of the last commit that was made here; those whose commit completes its pair.
-        self._made: tuple[int, int] | None = None
-        self._second: tuple[int, int] | None = None
         self._proved = 0 if resume is None else resume.proved
 
     # -- what to go on from --
 
     def forget_resume(self) -> None:
         self.resume, self._last_iteration, self._proved = None, 0, 0
-        if self._store is not None:
-            self._store.forget()
+        if self.store is not None:
+            self.store.forget()
 
     def load_commit(self) -> None:
         """Put the commit's state into the live objects before the loop has begun, unless these are newer."""
@@ -114,8 +109,8 @@ class CommitPolicy:
         if self._tried is not None:
             raise self._anew("ends the loop, which went on before")
         if self.resume is not None and self._passed_over:
-            if self._store is not None:
-                self._store.discard()
+            if self.store is not None:
+                self.store.discard()
             raise BeginsAnew(
                 f"the commit is of the loop of number {self.resume.starts.loop + 1}, which this run has not come to: "
                 "the trial begins without it (call elastic.epochs() also for a loop that is done: start == stop)"
@@ -129,9 +124,9 @@ class CommitPolicy:
         if self._tried is not None:
             raise self._anew("leaves the loop, which went on before")
         self._look_back()  # what was before the loop is no epoch's
-        self._carried = None if self._store is None else carried
+        self._carried = None if self.store is None else carried
         if self._carried is not None:
-            self._carried.begin(self._state.objects)
+            self._carried.begin(self.state.objects)
         if self.resume_is_older:
             self.resume = None
         commit = self.resume
@@ -145,7 +140,7 @@ class CommitPolicy:
         if commit.loop == position.loop and start > commit.epoch:
             position.iteration = commit.iteration + start - commit.epoch
             if first is not commit:
-                self._rewind(commit.note)
+                self.rewind(commit.note)
             return start
         position.iteration = first.iteration
         if first is not commit:
@@ -156,7 +151,7 @@ class CommitPolicy:
     def _load(self, commit: Commit) -> None:
         """Raises `BeginsAnew` where the state does not fit the live objects."""
         try:
-            self._state.load(commit.state)
+            self.state.load(commit.state)
         except _LACK:
             raise
         except Exception as error:
@@ -182,19 +177,19 @@ class CommitPolicy:
         newest = self._tried
         assert newest.pair is not None
         first, second = newest.pair
-        read = self._state.readable
+        read = self.state.readable
         then = Epoch(read(first.state), read(second.state), second.reports)
         exact = bool(self._machine) and self._machine == second.machine
-        found = differences(self._state.now(), self._reported, then, self._state.names, exact)
+        found = differences(self.state.now(), self._reported, then, self.state.names, exact)
         apart = [] if self._carried is None else self._marks().apart(second.marks, exact)
         if found is not None or apart:
             raise self._anew(found or "ends with other values of the loop's own", apart)
         self._tried, self._proved = None, second.iteration
-        if self._store is not None:
-            self._store.note_proved(self._fingerprint, second.iteration)
+        if self.store is not None:
+            self.store.note_proved(self.fingerprint, second.iteration)
         if newest is second:
             return False
-        self._rewind(newest.note)
+        self.rewind(newest.note)
         position.epoch, position.iteration = newest.epoch, newest.iteration
         if newest.loop > position.loop:
             self.resume = replace(newest, pair=None)
@@ -203,7 +198,7 @@ class CommitPolicy:
         return True
 
     def _look_back(self) -> None:
-        self._reported, self._machine = self._reports(), machine(self._device, self._divided())
+        self._reported, self._machine = self.reports(), machine(self.device, self.divided())
 
     def unproved_by(self, error: BaseException | None) -> str | None:
         """The loop has raised ``error``, or has reported more than the trial did: why it begins anew, if it was the
@@ -214,7 +209,7 @@ class CommitPolicy:
         return str(self._anew("reports more than it did before" if error is None else f"raises {failure(error)}"))
 
     def _marks(self) -> Marks:
-        return Marks() if self._carried is None else self._carried.marks(self._state.objects)
+        return Marks() if self._carried is None else self._carried.marks(self.state.objects)
 
     def _anew(self, what: str, names: Sequence[str] = ()) -> BeginsAnew:
         assert self._tried is not None and self._tried.pair is not None
@@ -227,21 +222,21 @@ class CommitPolicy:
     def _refused(self, what: str, remedy: str) -> BeginsAnew:
         self._tried = None
         why = f"{what}: {remedy}"
-        if self._store is not None:
-            self._store.refuse(self._fingerprint, why)
+        if self.store is not None:
+            self.store.refuse(self.fingerprint, why)
         return BeginsAnew(f"{why}. The trial begins anew, and has no commits")
 
     # -- what to commit --
 
     def offer(self, position: TrialPosition, *, force: bool = False) -> None:
         """A boundary, at which the store may take a commit. ``force``: it must."""
-        store = self._store
+        store = self.store
         # At a boundary where nothing was done since, another process gets by itself, or from the commit before.
         if store is None or self.is_proving or position.iteration == self._last_iteration:
             return
         if store.refused is not None:
             return
-        self._obstacle = self._state.obstacle()
+        self._obstacle = self.state.obstacle()
         if self._obstacle is not None:  # an older commit is better than one that no process can go on from
             return
         here = (position.loop, position.iteration)
@@ -255,21 +250,21 @@ class CommitPolicy:
     @property
     def cannot(self) -> str | None:
         """Why there is no commit of what was done last, and will be none, in a line; None: nothing is known of that."""
-        return self._obstacle or (None if self._store is None else self._store.refused or self._store.trouble)
+        return self._obstacle or (None if self.store is None else self.store.refused or self.store.trouble)
 
     def flush(self) -> None:
-        if self._store is not None:
-            self._store.flush()
+        if self.store is not None:
+            self.store.flush()
 
     def _snapshot(self, position: TrialPosition, paired: bool) -> Commit:
         return Commit(
-            trial=self._trial,
-            fingerprint=self._fingerprint,
+            trial=self.trial,
+            fingerprint=self.fingerprint,
             loop=position.loop,
             epoch=position.epoch,
             iteration=position.iteration,
-            state=self._state.capture(),
-            note=self._note(),
+            state=self.state.capture(),
+            note=self.note(),
             streams=self.streams,
             life=self._life,
             reports=self._reported,

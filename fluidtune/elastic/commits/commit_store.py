@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
 import threading
 import time
@@ -20,15 +19,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fluidtune.error_lines import failure
 
 from ..random_streams import Streams
 
+if TYPE_CHECKING:  # processes that commit nothing need no torch
+    from ..data.snapshot import Snapshot
+
 log = logging.getLogger(__name__)
 
-_MAGIC = b"FLUIDCM2"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
+_MAGIC = b"FLUIDCM3"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
 _SLOTS = ("commit-0", "commit-1", "commit-2")
 _VERDICT = "verdict"
 
@@ -74,7 +76,7 @@ class Commit:
     loop: int
     epoch: int
     iteration: int
-    state: dict[str, Any]
+    state: Snapshot
     note: Any = None
     streams: Streams | None = None
     life: str = ""
@@ -138,23 +140,6 @@ class Files(Protocol):
         ...
 
 
-class LocalFiles:
-    """Folders of this machine. A write is complete or did not happen, even after a crash of the machine."""
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.tmp"
-        with open(new, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-
-    def read_bytes(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
-
-
 def is_trusted(iteration: int, proved: int) -> bool:
     """Whether a commit of ``iteration`` needs no proof, when one of ``proved`` has had one.
 
@@ -169,7 +154,7 @@ class CommitStore:
 
     Args:
         folder: where the commits are, in ``files``.
-        files: the storage; by default this machine's file system.
+        files: the storage.
         budget: the share of the time that committing may cost.
         pickling: a module like `pickle`, which writes what is no tensor. `pickle` reads it.
         clock: returns the time in seconds.
@@ -179,13 +164,13 @@ class CommitStore:
         self,
         folder: str,
         *,
-        files: Files | None = None,
+        files: Files,
         budget: float = BUDGET,
         pickling: ModuleType = pickle,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder.rstrip("/")
-        self._files = LocalFiles() if files is None else files
+        self._files = files
         self._budget = budget
         self._pickling = pickling
         self._clock = clock
@@ -300,7 +285,7 @@ class CommitStore:
             mark = _Mark(sequence, **{name: getattr(commit, name) for name in _MARK})
             kept = {each.name: getattr(commit, each.name) for each in fields(Commit) if each.name not in _NOT_STORED}
             buffer = io.BytesIO()
-            torch.save(kept, buffer, pickle_module=self._pickling)
+            torch.save(kept, buffer, pickle_module=self._pickling, pickle_protocol=5)
             slot = self._slot_for(mark, self._slots)
             self._slots.pop(slot, None)  # a write that fails may have torn it: the next one goes there as well
             self._files.write_bytes(f"{self._folder}/{slot}", _sealed(vars(mark), buffer.getvalue()))

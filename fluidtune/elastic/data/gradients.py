@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Accumulated:
@@ -15,6 +16,8 @@ class Accumulated:
         self._known: set[int] = set()
         #: By id, the parameters with gradients that no step has taken.
         self._unfinished: set[int] = set()
+        # Of each optimizer: some wrap the one that was prepared, or are wrapped by it, as those of SAM and Lookahead.
+        register_optimizer_step_post_hook(self._on_step)
 
     def watch(self, parameter: torch.Tensor) -> bool:
         """Watch one parameter, frozen or not; False if it is watched already."""
@@ -31,14 +34,8 @@ class Accumulated:
         parameter.requires_grad_(not frozen)
         return True
 
-    def watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note with every step of this optimizer which gradients it has taken."""
-
-        def stepped(*_: Any) -> None:
-            self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])
-
-        for each in steppers(optimizer):
-            each.register_step_post_hook(stepped)
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._unfinished.difference_update(id(p) for group in optimizer.param_groups for p in group["params"])
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._unfinished.add(id(parameter))
@@ -57,20 +54,3 @@ class Accumulated:
                 self._unfinished.discard(id(parameter))
             else:
                 self._unfinished.add(id(parameter))
-
-
-def steppers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizers whose steps call torch's hooks: this one, and those that it has as attributes.
-
-    Some that wrap another one, as SAM and Lookahead do, step by other methods, or were not made as torch makes one.
-    """
-    inner = [part for part in vars(optimizer).values() if isinstance(part, torch.optim.Optimizer)]
-    return [each for each in (optimizer, *inner) if _calls_hooks(each)]
-
-
-def _calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        optimizer.register_step_post_hook(lambda *_: None).remove()
-    except AttributeError:  # it does not call torch's __init__
-        return False
-    return True

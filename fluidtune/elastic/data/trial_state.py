@@ -17,20 +17,19 @@ from torch.utils.data import DataLoader
 
 from ..random_streams import capture_streams, restore_streams
 from .gradients import Accumulated
-from .leaves import Leaves
 from .loaders import generators_of, load_settings, settings_of
 from .plain_state import Drawing, State
-from .trees import copied, on_devices, put_back
+from .snapshot import Snapshot, restored, taken
 
 
 class TrialState:
-    """The user's objects of one trial; their tensors are on ``device``. ``pickling``: see `Leaves`."""
+    """The user's objects of one trial; their tensors are on ``device``. ``pickling``: see `taken`."""
 
     def __init__(self, device: torch.device, pickling: ModuleType = pickle) -> None:
         self._device = device
         self._gpu = str(device) if device.type == "cuda" else "cuda"
         self._stateful: list[Any] = []
-        self._leaves = Leaves(pickling, self._stateful, device)
+        self._pickling = pickling
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[DataLoader] = []
         self._begun_as: dict[str, str] = {}  # `_make_up` when the loop began
@@ -68,7 +67,6 @@ class TrialState:
         if any(obj is known for known in self._stateful):
             return
         if isinstance(obj, torch.optim.Optimizer):
-            self._gradients.watch_steps(obj)
             parameters = [p for group in obj.param_groups for p in group["params"]]
             self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
@@ -118,34 +116,24 @@ class TrialState:
             names.append(f"{kind} {seen[kind]}" if kinds.count(kind) > 1 else kind)
         return names
 
-    def capture(self) -> dict[str, Any]:
-        """A snapshot on the CPU that shares nothing with the live objects."""
-        view = self._view()
-        state: dict[str, Any] = copied(view, self._leaves.packer())
-        state["on_device"] = [on_devices(part) for part in view["stateful"]]
-        state["streams"] = capture_streams(self._gpu)
-        return state
+    def capture(self) -> Snapshot:
+        """A snapshot of the live objects, and of the process' random streams."""
+        return taken(self.now(), self._stateful, self._pickling)
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, snapshot: Snapshot) -> None:
         """Put a snapshot back into the live objects, and into the process' random streams.
 
         Raises:
             ValueError: it is the state of other objects.
         """
-        view = self._view()
-        have, want = _counts(view), _counts(state)
+        state = self.readable(snapshot)
+        have, want = _counts(self.now()), _counts(state)
         if have != want:
             raise ValueError(
                 f"this state is of other objects than elastic.prepare() got: it has {want}, the loop {have}; "
                 "prepare the same objects in the same order in every run of a trial"
             )
-        stateful = self._leaves.unpacked(state["stateful"], like=view["stateful"])
-        for number, (obj, part) in enumerate(zip(self._stateful, stateful, strict=True)):
-            if not isinstance(obj, torch.nn.Module):
-                part = copied(part, lambda leaf: leaf)  # what keeps what it loads must not change the commit
-            # A commit's tensors are on the CPU. torch's own put what they load where their tensors are.
-            if not isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
-                part = put_back(part, state["on_device"][number], self._device)
+        for obj, part in zip(self._stateful, state["stateful"], strict=True):
             obj.load_state_dict(part)
             if isinstance(obj, torch.optim.Optimizer):
                 _keep_types(obj, part)
@@ -162,26 +150,22 @@ class TrialState:
 
     def now(self) -> dict[str, Any]:
         """The state of the live objects as it is, to be compared with what `readable` returns."""
-        return {**self._view(), "streams": capture_streams(self._gpu)}
-
-    def readable(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A snapshot with what is no tensor as it was before it was packed."""
-        return {**state, **self._leaves.unpacked({name: state[name] for name in _VIEWED}, like=self._view())}
-
-    def _view(self) -> dict[str, Any]:
         return {
             "stateful": [obj.state_dict() for obj in self._stateful],
             "loose": list(self._loose),
             "parameters": self._gradients.view(),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
             "samplers": [settings_of(loader) for loader in self._loaders],
+            "streams": capture_streams(self._gpu),
         }
+
+    def readable(self, snapshot: Snapshot) -> dict[str, Any]:
+        """What a snapshot holds, as new objects. Raises ValueError as `load`."""
+        found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, self._device, like=self.now())
+        return found
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
-
-
-_VIEWED = ("stateful", "loose", "parameters", "generators", "samplers")
 
 
 def _kind_of(obj: Any) -> str:

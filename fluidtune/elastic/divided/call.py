@@ -1,24 +1,25 @@
 """One divided call of a module: parts go out, one is computed here, and the whole output comes back with a gradient.
 
 The leader keeps what the call was given until its backward. So whatever becomes of a follower, the leader computes the
-missing part itself: of the forward, or forward and backward. Where parts meet within a forward, as for the statistics
-of batch normalisation, it computes the whole batch.
+call itself, whole: the forward, or forward and backward.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..random_streams import restore_streams
 from .batch_statistics import Merge
-from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes, restore_others
+from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes
 from .description import Description, Marks
 from .flags import Flags, under
 from .followers import Follower
@@ -47,12 +48,11 @@ class Undivided(Exception):
 class Twin:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
-    Its parameters are those of the module under another name. ``copies``: what else a forward may write is a copy, so
-    that it leaves no trace.
+    Its parameters are those of the module under another name.
     """
 
-    def __init__(self, described: Description, copies: bool = False) -> None:
-        self._described, self._copies = described, copies
+    def __init__(self, described: Description) -> None:
+        self._described = described
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
             self.module: nn.Module = described.replica(self.tensors)
@@ -61,7 +61,7 @@ class Twin:
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        return tensor.detach().clone() if self._copies else tensor.detach()
+        return tensor.detach()
 
     @property
     def trained(self) -> list[torch.Tensor]:
@@ -69,7 +69,7 @@ class Twin:
         return [self.tensors[number] for number in self._described.trained]
 
     def refresh(self) -> None:
-        """Be as the module is now. For one without copies."""
+        """Be as the module is now."""
         for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
             if own.data_ptr() != tensor.data_ptr():
                 own.data = tensor.detach()
@@ -78,11 +78,10 @@ class Twin:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a module is called with. ``arguments``: the args and kwargs that are ``given``."""
+    """What a module is called with: ``given``, args and kwargs."""
 
     described: Description
     given: Tree
-    arguments: Any
     flags: Flags
 
     @property
@@ -104,13 +103,14 @@ class Call:
     ) -> None:
         self._own, self._module_key, self._described, self._given = own, module, asked.described, asked.given
         self._flags, self._needs, self.graded = asked.flags, asked.needs, asked.graded
+        self._trained = self._described.trained
         self._rule, self._sizes = rule, list(sizes)
-        self._pieces = parts_of(asked.given, asked.arguments, rule, sizes)
+        self._pieces = parts_of(asked.given, rule, sizes)
         self._peers: list[Follower | None] = [None, *peers]
         self._followers = peers[0].followers
         self.key = self._followers.new_key()
-        #: By part that was computed here, its graph.
-        self._graphs: dict[int, Computation] = {}
+        #: The leader's own part, if there may be a backward.
+        self._made: Computation | None = None
         self._said: list[list[bool]] = []
         self._streams = Streams(self._described.device)
         #: Parts whose followers have a request that they have not answered.
@@ -173,13 +173,16 @@ class Call:
         # What is drawn may tell where a forward goes: there it may draw others.
         others = other_streams() if self._rule.draws else None
         started = time.perf_counter()
-        found = [self._computed_here(self._own, 0)]
+        made = Computation(self._own.module, self._own.trained, self._pieces[0], self._needs, self._modes(0))
+        self._made = made if self.graded else None
+        self._said.append(made.requires)
+        found = [made.output]
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
         if self._own.marks is not None and self._own.marks.put_back():
             raise Undivided("it leaves something behind", lasting=True)
         if others is not None and other_streams() != others:
-            restore_others(others)
+            restore_streams(pickle.loads(others))
             raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)
@@ -187,8 +190,7 @@ class Call:
         for part in range(1, len(self._sizes)):
             message = self._answer(part)
             if message is None:
-                found.append(self._missing(part))
-                continue
+                raise Undivided("a follower is gone")
             said = message.value
             if message.kind == "raised":
                 odd = odd or Undivided(f"a part of the batch fails in another process ({said})", lasting=True)
@@ -221,14 +223,6 @@ class Call:
         }
         self._request(part, "forward", value, [*piece.tensors, *states])
 
-    def _computed_here(self, twin: Twin, part: int) -> Tree:
-        """Compute a part in this process, from the random streams as they are."""
-        made = Computation(twin.module, twin.trained, self._pieces[part], self._needs, self._modes(part))
-        if self.graded:
-            self._graphs[part] = made
-        self._said.append(made.requires)
-        return made.output
-
     def _modes(self, part: int) -> Modes:
         """What this part is computed under, forward and backward."""
         me = weakref.ref(self)  # a graph that held its call would hold itself
@@ -239,24 +233,6 @@ class Call:
             return call._gather(row, merge)
 
         return part_modes(self._rule.draws, self._rule.statistics, cut_of(self._rule, self._sizes, part), gather)
-
-    def _missing(self, part: int) -> Tree:
-        """The part of a follower that is gone, forward only; its graph stays here."""
-        if self._rule.statistics:
-            raise Undivided("a follower is gone")
-        with self._as_it_was():
-            return self._computed_here(Twin(self._described, copies=True), part)
-
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """Within it, the random streams and settings are those of the forward."""
-        after = Streams(self._described.device)
-        self._streams.restore()
-        try:
-            with under(self._flags):
-                yield
-        finally:
-            after.restore()
 
     # -- between parts
 
@@ -322,69 +298,73 @@ class Call:
 
     # -- backward
 
-    def backward(self, grads: Sequence[torch.Tensor | None], keep: bool) -> list[torch.Tensor | None]:
-        """The gradients of what the call was given (those that need one), then of the trained tensors."""
+    def backward(
+        self, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
+    ) -> list[torch.Tensor | None]:
+        """The gradients of what the call was given (those that need one), then of the trained tensors: ``inputs``."""
         started = time.perf_counter()
         split = self.outputs.split(grads)
         asked = [part for part in range(1, len(self._sizes)) if any(g is not None for g in split[part])]
-        meet = self._rule.statistics and len(asked) + 1 == len(self._sizes)
-        for part in asked:
-            if part in self._graphs or (self._rule.statistics and not meet):
-                continue
-            have = [g is not None for g in split[part]]
-            sent = [g for g in split[part] if g is not None]
-            self._request(part, "backward", {"key": self.key, "keep": keep, "have": have}, sent)
         try:
-            if self._rule.statistics and (not meet or None in self._peers[1:]):
+            met = not self._rule.statistics or len(asked) + 1 == len(self._sizes)
+            if not met or any(self._peers[part] is None for part in asked):
                 raise _Broken(None)
-            parts = [self._part_backward(part, split[part], keep) for part in range(len(self._sizes))]
+            for part in asked:
+                have = [g is not None for g in split[part]]
+                sent = [g for g in split[part] if g is not None]
+                self._request(part, "backward", {"key": self.key, "keep": keep, "have": have}, sent)
+            nothing = [None] * len(inputs)
+            parts = [
+                self._part_backward(part, own, keep) if any(g is not None for g in own) else nothing
+                for part, own in enumerate(split)
+            ]
             whole = joined_gradients(self._rule, self._needs, self._pieces, parts)
         except Exception as error:
             self._stop_others()
             if not isinstance(error, _Broken):
                 raise
-            whole = self._whole_backward(grads)
+            whole = self.recomputed(inputs, grads)
         if not keep:
             self.end()
         self.backward_s = time.perf_counter() - started
         return whole
 
     def _part_backward(self, part: int, grads: Sequence[Any], keep: bool) -> list[torch.Tensor | None]:
-        if all(grad is None for grad in grads):
-            return [None] * (len(self._needs) + len(self._described.trained))
-        message = None if part in self._graphs else self._answer(part)
-        if message is None:
-            if part not in self._graphs:
-                if self._rule.statistics:
-                    raise _Broken(None)
-                self._missing(part)
-            graph = self._graphs[part] if keep else self._graphs.pop(part)
-            return graph.gradients(grads, self._modes(part), keep)
-        if message.kind == "raised":
+        if part == 0:
+            assert self._made is not None
+            return self._made.gradients(grads, self._modes(0), keep)
+        message = self._answer(part)
+        if message is None or message.kind == "raised":
             raise _Broken(message)
         tensors = iter(message.tensors)
         return [next(tensors).clone() if there else None for there in message.value]
 
-    def _whole_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Forward and backward of the whole batch in this process."""
-        twin = Twin(self._described, copies=True)
-        with self._as_it_was():
-            whole = Computation(twin.module, twin.trained, self._given, self._needs, nullcontext)
-        return whole.gradients(grads, nullcontext)
-
-    def differentiable(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
-        """The gradients with a graph of their own (``create_graph=True``), or of several outputs at once
-        (``is_grads_batched=True``): the call is computed once more, whole.
+    def recomputed(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
+        """The gradients of the call computed once more, whole: a follower is gone, or they have a graph of their own
+        (``create_graph=True``), or are of several outputs at once (``is_grads_batched=True``).
         """
-        weights = [t if isinstance(t, nn.Parameter) or t.requires_grad else t.clone() for t in self._described.tensors]
-        replica = self._described.replica(weights)
-        tensors = list(self._given.tensors)
-        for i, tensor in zip(self._needs, inputs, strict=False):
-            tensors[i] = tensor
-        args, kwargs = self._given.value(tensors)
-        with outside_transforms(), self._as_it_was():
-            ends = tree_of(computed(replica, args, kwargs), "output", self._given.classes).tensors
-        return gradients_of(ends, grads, inputs, create_graph=torch.is_grad_enabled())
+        differentiable, after = torch.is_grad_enabled(), Streams(self._described.device)
+        self._streams.restore()
+        try:
+            with outside_transforms(), under(self._flags):
+                # Hooks of the loop's own tensors do not see what is computed here.
+                own = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in inputs]
+                tensors, trained = (
+                    list(self._given.tensors),
+                    dict(zip(self._trained, own[len(self._needs) :], strict=True)),
+                )
+                for number, tensor in zip(self._needs, own, strict=False):
+                    tensors[number] = tensor
+                weights = [
+                    trained[number] if number in trained else tensor.detach().clone()
+                    for number, tensor in enumerate(self._described.tensors)
+                ]
+                args, kwargs = self._given.value(tensors)
+                result = computed(self._described.replica(weights), args, kwargs)
+                ends = tree_of(result, "output", self._given.classes).tensors
+        finally:
+            after.restore()
+        return gradients_of(ends, grads, own, create_graph=differentiable)
 
     def turn(self) -> AbstractContextManager[None]:
         """Within it, its followers are asked by no other call."""
@@ -392,7 +372,7 @@ class Call:
 
     def end(self) -> None:
         """No backward comes any more: let go of what it would need."""
-        self._graphs.clear()
+        self._made = None
         self._drop()
 
     # -- as a part of the loop's graph
@@ -400,10 +380,10 @@ class Call:
     def result(self) -> Any:
         """What the call returns."""
         joined = self.outputs.joined()
-        flags = self.outputs.by_joined(lambda part: self._said[part]) if self.graded else []
+        flags = [any(of_parts) for of_parts in zip(*self._said, strict=True)] if self.graded else []
         if not any(flags):
             return self.outputs.value(joined)
-        trained = [self._described.tensors[number] for number in self._described.trained]
+        trained = [self._described.tensors[number] for number in self._trained]
         inputs = [*(self._given.tensors[i] for i in self._needs), *trained]
         return self.outputs.value(_Joined.apply(self, joined, flags, *inputs))
 
@@ -435,7 +415,7 @@ class _Joined(torch.autograd.Function):
         call: Call = ctx.call
         batched = any(grad is not None and is_batched(grad) for grad in grads)
         if torch.is_grad_enabled() or batched:
-            return None, None, None, *call.differentiable(ctx.inputs, grads)
+            return None, None, None, *call.recomputed(ctx.inputs, grads)
         keep = keeps_graph()
         with call.turn():
-            return None, None, None, *call.backward(grads, keep)
+            return None, None, None, *call.backward(ctx.inputs, grads, keep)

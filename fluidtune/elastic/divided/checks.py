@@ -18,9 +18,10 @@ from torch import nn
 
 from fluidtune.error_lines import failure
 
+from ..references import dumped
 from .batch_statistics import Gather, Recorded, SeenStatistics, WholeStatistics
 from .computation import Computation, Modes, Streams, cut_of, other_streams, part_modes
-from .description import Classes, Watch, dumped, rebuilt, statistics_of
+from .description import Classes, Watch, rebuilt, statistics_of
 from .flags import Flags, under
 from .parts import (
     Odd,
@@ -119,10 +120,10 @@ class Check:
                 raise CannotDivide("a gradient of it is sparse")
         seconds = self._forward_s, self._now() - started
         reasons = []
-        arguments, known = self._given.value(), self._question.known
-        for candidate in (known,) if known is not None else candidates(self._given, arguments):
+        known = self._question.known
+        for candidate in (known,) if known is not None else candidates(self._given):
             rule = replace(candidate, join=(), draws=draws, statistics=seen.seen)
-            samples = rule.samples(self._given, arguments)
+            samples = rule.samples(self._given)
             if samples is None or samples < 2:
                 continue
             sizes = sizes_of(samples, self._question.shares[:samples])
@@ -184,7 +185,7 @@ class Check:
                 statistics.gradients(self._cotangents, modes)
             if any(self._difference(*pair) for pair in zip(again.statistics(), copy.statistics(), strict=True)):
                 raise CannotDivide("its statistics of the batch are not those of torch")
-        pieces = parts_of(self._given, self._given.value(), rule, sizes)
+        pieces = parts_of(self._given, rule, sizes)
         parts: list[tuple[Computation, Modes]] = []
         for number, piece in enumerate(pieces):
             gather: Gather = met.part()
@@ -203,9 +204,7 @@ class Check:
         if not outputs.fit():
             raise CannotDivide("what parts of the batch return differs in more than its samples")
         ours = outputs.joined()
-        if len(ours) != len(whole.output.tensors):
-            raise CannotDivide("parts of the batch return another number of tensors")
-        if outputs.by_joined(lambda part: parts[part][0].requires) != whole.requires:
+        if [any(of_parts) for of_parts in zip(*(part.requires for part, _ in parts), strict=True)] != whole.requires:
             raise CannotDivide("a part of the batch has a gradient where the batch has none")
         for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):
             if (off := self._difference(own, other.detach())) is not None:
@@ -297,22 +296,13 @@ def difference(own: torch.Tensor, other: torch.Tensor, flags: Flags) -> str | No
         return None
     if not (other.dtype.is_floating_point or other.dtype.is_complex):
         return None if torch.equal(own, other) else "some of its numbers"
-    same = same_bytes(own.contiguous(), other.contiguous())
-    if same:
-        return None
     wide = torch.complex128 if other.is_complex() else torch.float64
     a, b = own.to(wide), other.to(wide)
-    odd = ~(torch.isfinite(b) & torch.isfinite(a))
-    if bool(odd.any()):
-        if not torch.equal(torch.nan_to_num(a[odd], 1.0), torch.nan_to_num(b[odd], 1.0)) or bool(
-            (a[odd].isnan() != b[odd].isnan()).any()
-        ):
-            return "what is not finite in it"
-        a, b = a[~odd], b[~odd]
-        if not b.numel():
-            return None
-    off, scale = float((a - b).abs().max()), float(b.abs().max())
-    return None if off <= _tolerance([other], flags) * scale else _percent(off, scale)
+    scale = float(b.abs().nan_to_num(0.0, 0.0).max())
+    if bool(torch.isclose(a, b, 0.0, _tolerance([other], flags) * scale, equal_nan=True).all()):
+        return None
+    off = float((a - b).abs().max())
+    return _percent(off, scale) if off < float("inf") else "what is not finite in it"
 
 
 def _percent(off: float, scale: float) -> str:

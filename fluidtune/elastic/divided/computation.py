@@ -6,8 +6,7 @@ The leader computes its own part so, and those of followers that are gone; a fol
 from __future__ import annotations
 
 import hashlib
-import random
-import sys
+import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..random_streams import capture_streams
 from .batch_statistics import Gather, WholeStatistics
 from .parts import Rule, Tree, tree_of
 from .torch_private import computed
@@ -45,19 +45,9 @@ class Streams:
         return hashlib.sha1(b"".join(state.numpy().tobytes() for state in self.states)).digest()
 
 
-def other_streams() -> Any:
-    """The states of the random numbers of Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    state = None if numpy is None else numpy.random.get_state()
-    return random.getstate(), None if state is None else (state[0], state[1].tobytes(), *state[2:])
-
-
-def restore_others(streams: Any) -> None:
-    random.setstate(streams[0])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and streams[1] is not None:
-        name, keys, *rest = streams[1]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+def other_streams() -> bytes:
+    """The states of the random numbers of Python and NumPy: the pickle of what `restore_streams` takes."""
+    return pickle.dumps({name: state for name, state in capture_streams().items() if name in ("python", "numpy")})
 
 
 class Computation:

@@ -11,13 +11,10 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import io
 import operator
 import pickle
 import sys
 import types
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -28,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluidtune.code_origin import is_importable, is_installed
 
+from ..references import dumped, loaded
 from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
 
 #: What cannot change without another identity.
@@ -58,49 +56,6 @@ class Nothing:
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
-
-
-def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> bytes:
-    """``value`` as bytes. ``number``: what stands for an object in them; None: its pickle.
-
-    Modules are pickled as torch's are, by their attributes, also those of a framework that would save a file.
-    """
-    base = getattr(pickling, "CloudPickler", None) or pickling.Pickler
-
-    def reduced(self: Any, obj: Any) -> Any:
-        if isinstance(obj, nn.Module) and type(obj).__reduce__ is not object.__reduce__:
-            return _new, (type(obj),), obj.__getstate__()
-        for kind in (list, dict, set):  # one that has attributes may need them before it gets its elements
-            if isinstance(obj, kind) and type(obj) not in (kind, OrderedDict) and getattr(obj, "__dict__", None):
-                return _new, (type(obj),), (dict(vars(obj)), kind(obj)), None, None, _fill
-        return base.reducer_override(self, obj) if hasattr(base, "reducer_override") else NotImplemented
-
-    methods = {"persistent_id": lambda self, obj: number(obj), "reducer_override": reduced}
-    buffer = io.BytesIO()
-    type("Numbering", (base,), methods)(buffer, protocol=5).dump(value)
-    return buffer.getvalue()
-
-
-def _new(cls: type) -> Any:
-    return cls.__new__(cls)  # type: ignore[call-overload]
-
-
-def _fill(made: Any, state: Any) -> None:
-    """Give a container of a class of its own its attributes, then its elements."""
-    vars(made).update(state[0])
-    if isinstance(made, list):
-        list.extend(made, state[1])
-    elif isinstance(made, OrderedDict):  # `dict.update` would leave its order empty
-        for key, value in state[1].items():
-            OrderedDict.__setitem__(made, key, value)
-    else:
-        (dict if isinstance(made, dict) else set).update(made, state[1])
-
-
-def loaded(data: bytes, find: Callable[[Any], Any]) -> Any:
-    """The value of `dumped`. ``find``: the object that a number stands for."""
-    unpickler = type("Finding", (pickle.Unpickler,), {"persistent_load": lambda self, number: find(number)})
-    return unpickler(io.BytesIO(data)).load()
 
 
 class Classes:
@@ -159,7 +114,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, classes: Classes) -> None:
-        self._module, self._pickling = weakref.ref(module), classes.pickling
+        self._known = classes
         self.tensors: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -185,7 +140,6 @@ class Description:
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
         self._watch = Watch(module, classes.pickling)
-        self._replica: tuple[bytes, list[Any]] | None = None
         # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
         self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
 
@@ -211,34 +165,12 @@ class Description:
         return self._kinds == self._kinds_now() and self._watch.holds()
 
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
-        """A copy of the module in this process that computes with these tensors. It is as it was at the first replica:
-        a backward may ask for another one when the loop has changed the module.
-        """
-        if self._replica is None:
-            self._replica = self._as_bytes()
-        data, own = self._replica
-        made: nn.Module = loaded(data, lambda key: tensors[key] if isinstance(key, int) else own[key[1]])
-        return made
-
-    def _as_bytes(self) -> tuple[bytes, list[Any]]:
-        own: list[Any] = []
-        numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
-
-        def number(obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor):
-                return numbers[id(obj)]
-            if isinstance(obj, _NAMED):  # classes and functions are not copied
-                own.append(obj)
-                return "own", len(own) - 1
-            return None
-
-        module = self._module()
-        assert module is not None
-        return dumped(module, number, self._pickling), own
+        """A copy of the module as it is described, in this process, that computes with these tensors."""
+        return rebuilt(self.skeleton, tensors, self._known)
 
 
 def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
-    """A replica in another process that computes with these tensors."""
+    """A replica that computes with these tensors."""
     module: nn.Module = loaded(
         skeleton, lambda number: tensors[number] if isinstance(number, int) else classes.find(number)
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -49,7 +48,7 @@ class _Held:
 
     weights: ReplicaWeights
     trained: list[int]
-    replicas: OrderedDict[bytes, nn.Module] = field(default_factory=OrderedDict)
+    replicas: dict[bytes, nn.Module] = field(default_factory=dict)
     waiting: dict[bytes, bytes] = field(default_factory=dict)
 
 
@@ -158,12 +157,13 @@ class Follower:
         assert link is not None
         for digest, skeleton in held.waiting.items():
             try:
+                held.replicas.pop(digest, None)
                 held.replicas[digest] = rebuilt(skeleton, held.weights.tensors, self._classes)
                 link.send("ready", (key, digest, None))
             except Exception as error:
                 link.send("ready", (key, digest, failure(error)))
-            while len(held.replicas) > REPLICAS:
-                held.replicas.popitem(last=False)
+            for oldest in list(held.replicas)[:-REPLICAS]:  # as the leader counts them
+                del held.replicas[oldest]
         held.waiting.clear()
 
     # -- calls
@@ -210,7 +210,6 @@ class Follower:
         started = time.perf_counter()
         held = self._held[value["module"]]
         replica = held.replicas[value["digest"]]
-        held.replicas.move_to_end(value["digest"])
         own, streams = self._taken(tensors, value["draws"])
         trained = [held.weights.tensors[number] for number in held.trained]
         given = Tree(value["skeleton"], tuple(own), self._classes)

@@ -1,12 +1,15 @@
 """How a follower finds its trial's leader, and how both know that the other one has the trial's secret.
 
 The leader listens at a Unix socket that no file leads to and, if its trial may have devices of other machines, at a
-port. Who connects must sign what the leader has drawn, and the leader what the follower has drawn, before anything is
-unpickled. A stranger's connection is closed.
+port. The driver gives a trial's workers its secret through Ray. Who connects must sign what the leader has drawn, and
+the leader what the follower has drawn, before anything is unpickled: by HMAC-SHA256 (RFC 2104). A stranger's connection
+is closed. Nothing is hidden: who reads the network reads the values.
 """
 
 from __future__ import annotations
 
+import hmac
+import logging
 import os
 import secrets
 import socket
@@ -15,12 +18,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..signing import SIGNATURE_SIZE, Signer
+log = logging.getLogger(__name__)
 
+#: Bytes of a secret, of a signature, and of what each side draws. RFC 2104, section 3: a secret is at least as long as
+#: the hash's output, which is 32 bytes for SHA-256.
+_SIZE = 32
 #: Seconds in which who connects must have said who he is. Judgement: it is one exchange of 100 bytes.
 _GREETING_S = 10.0
-#: Bytes that each side draws, RFC 2104: as many as the hash's output has.
-_DRAWN = 32
 #: The most bytes of a follower's name.
 _NAME = 200
 #: Connections that may be about to say who they are; others wait in the kernel.
@@ -40,6 +44,17 @@ class Address:
     port: tuple[str, int] | None = None
 
 
+def new_secret() -> bytes:
+    """A secret for one trial."""
+    return secrets.token_bytes(_SIZE)
+
+
+def _signature(secret: bytes, about: str, value: bytes) -> bytes:
+    """What only a holder of the secret can make. ``about``: who signs, and to whom."""
+    named = about.encode()
+    return hmac.digest(secret, len(named).to_bytes(4, "little") + named + value, "sha256")
+
+
 def this_machine() -> str:
     """This machine, by what the kernel drew when it started, and the network in which names of sockets are known."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -50,11 +65,12 @@ def this_machine() -> str:
 class Door:
     """The leader's end. ``arrived(connection, name, shared)`` is called in a thread of the door for each follower.
 
-    ``host``: this machine's address for followers on others; None: there are none.
+    ``secret``: empty: nobody has it. ``host``: this machine's address for followers on others; None: there are none.
     """
 
     def __init__(self, secret: bytes, host: str | None, arrived: Callable[[socket.socket, str, bool], None]) -> None:
-        self._signer, self._arrived = Signer(secret), arrived
+        self._secret, self._arrived = secret or new_secret(), arrived
+        self._warned = False
         self._greeting = threading.Semaphore(_AT_ONCE)
         self._closed = False
         name = f"fluidtune-{secrets.token_hex(16)}"
@@ -87,16 +103,22 @@ class Door:
     def _greet(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(_GREETING_S)
-            drawn = secrets.token_bytes(_DRAWN)
+            drawn = secrets.token_bytes(_SIZE)
             connection.sendall(drawn)
-            said = _read(connection, SIGNATURE_SIZE + _DRAWN + 1)
+            said = _read(connection, _SIZE + _SIZE + 1)
             name = _read(connection, said[-1])
-            signature, theirs = said[:SIGNATURE_SIZE], said[SIGNATURE_SIZE:-1]
-            if not self._signer.matches(f"follower {self.address.name}", drawn + theirs + name, signature):
-                self._signer.refuse("a connection to a trial's leader")
+            signature, theirs = said[:_SIZE], said[_SIZE:-1]
+            expected = _signature(self._secret, f"follower {self.address.name}", drawn + theirs + name)
+            if not hmac.compare_digest(signature, expected):
+                if not self._warned:
+                    log.warning(
+                        "a connection to a trial's leader has not this trial's signature and is closed: a stranger "
+                        "reaches the trial's ports (see docs/security.md)"
+                    )
+                self._warned = True
                 connection.close()
                 return
-            connection.sendall(self._signer.signature(f"leader {self.address.name}", theirs + drawn))
+            connection.sendall(_signature(self._secret, f"leader {self.address.name}", theirs + drawn))
             connection.settimeout(None)
             shared = connection.family == socket.AF_UNIX
             if not shared:
@@ -123,7 +145,6 @@ def connect(address: Address, secret: bytes, name: str) -> tuple[socket.socket, 
         OSError: there is no leader, or it cannot be reached.
         Refused: it does not take this follower.
     """
-    signer = Signer(secret)
     shared = address.machine == this_machine()
     if shared:
         connection = socket.socket(socket.AF_UNIX)
@@ -136,11 +157,11 @@ def connect(address: Address, secret: bytes, name: str) -> tuple[socket.socket, 
         connection.settimeout(_GREETING_S)
         if shared:
             connection.connect(f"\0{address.name}")
-        theirs, drawn, said = _read(connection, _DRAWN), secrets.token_bytes(_DRAWN), name.encode()[:_NAME]
-        signature = signer.signature(f"follower {address.name}", theirs + drawn + said)
+        theirs, drawn, said = _read(connection, _SIZE), secrets.token_bytes(_SIZE), name.encode()[:_NAME]
+        signature = _signature(secret, f"follower {address.name}", theirs + drawn + said)
         connection.sendall(signature + drawn + bytes([len(said)]) + said)
-        answer = _read(connection, SIGNATURE_SIZE)
-        if not signer.matches(f"leader {address.name}", drawn + theirs, answer):
+        answer = _read(connection, _SIZE)
+        if not hmac.compare_digest(answer, _signature(secret, f"leader {address.name}", drawn + theirs)):
             raise Refused("who listens there is not the leader of this trial")
         connection.settimeout(None)
     except BaseException:

@@ -215,9 +215,9 @@ class ModuleCalls(Nothing):
         if not peers or isinstance(rule, str):
             self._followers.undecided += not peers
             return None
-        asked = Asked(described, given, (args, kwargs), flags)
+        asked = Asked(described, given, flags)
         if rule is not None:
-            samples = rule.samples(given, asked.arguments)
+            samples = rule.samples(given)
             if samples is None or samples < 2:
                 return None
             shares = self._followers.shares(min(samples, 1 + len(peers)))
@@ -338,7 +338,7 @@ class ModuleCalls(Nothing):
             self._refuse(check.structure, why)
             return
         rule = self._verdicts[check.structure] = said["rule"]
-        samples = rule.samples(asked.given, asked.arguments)
+        samples = rule.samples(asked.given)
         self._trusted.add(self._signature(check.structure, rule, asked.given, samples, check.shares[:samples]))
         self._samples.setdefault(check.structure, set()).add(samples)
         if ("divided", "") not in self.said:

@@ -7,13 +7,14 @@ structure of tensors can be cut and joined: dictionaries, dataclasses, a framewo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .description import Classes, dumped, loaded
+from ..references import dumped, loaded
+from .description import Classes
 from .tensor_link import compact
 
 #: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
@@ -89,12 +90,10 @@ class Rule:
     """How calls of one structure are divided, once that was checked.
 
     ``cut``: by input tensor, the dimension along which it is cut; None: each part gets it whole. ``join``: by output
-    tensor, see `SAME`. ``entries``: arguments that are lists have an entry a sample, and so has the output, if it is a
-    list. ``draws``, ``statistics``: the forward draws random numbers; it normalises by the batch.
+    tensor, see `SAME`. ``draws``, ``statistics``: the forward draws random numbers; it normalises by the batch.
     """
 
     cut: tuple[int | None, ...]
-    entries: bool = False
     join: tuple[int, ...] = ()
     draws: bool = False
     statistics: bool = False
@@ -104,15 +103,9 @@ class Rule:
         """The dimension of samples."""
         return next((dim for dim in self.cut if dim is not None), 0)
 
-    def samples(self, call: Tree, arguments: Any) -> int | None:
+    def samples(self, call: Tree) -> int | None:
         """How many samples a call has; None: it does not fit the rule."""
-        if self.entries:
-            counts = {len(each) for each in _lists(arguments)}
-        else:
-            counts = set()
-        for tensor, dim in zip(call.tensors, self.cut, strict=True):
-            if dim is not None:
-                counts.add(tensor.shape[dim])
+        counts = {tensor.shape[dim] for tensor, dim in zip(call.tensors, self.cut, strict=True) if dim is not None}
         return counts.pop() if len(counts) == 1 else None
 
     def shapes(self, call: Tree) -> tuple[Any, ...]:
@@ -123,23 +116,15 @@ class Rule:
         )
 
 
-def candidates(call: Tree, arguments: Any) -> Iterator[Rule]:
+def candidates(call: Tree) -> Iterator[Rule]:
     """Rules that may hold for calls of this structure, the likeliest first; none is checked.
 
-    Along the first dimension, then the second one (recurrent nets), then lists with an entry a sample.
+    Along the first dimension, then the second one (recurrent nets).
     """
     for dim in (0, 1):
         count = next((tensor.shape[dim] for tensor in call.tensors if tensor.dim() > dim), 0)
         if count > 1:
             yield Rule(tuple(dim if t.dim() > dim and t.shape[dim] == count else None for t in call.tensors))
-    counts = {len(each) for each in _lists(arguments)}
-    if len(counts) == 1 and counts.pop() > 1:
-        yield Rule(tuple(None for _ in call.tensors), entries=True)
-
-
-def _lists(arguments: Any) -> list[Any]:
-    args, kwargs = arguments
-    return [each for each in (*args, *kwargs.values()) if isinstance(each, list)]
 
 
 def sizes_of(samples: int, shares: Sequence[float]) -> list[int]:
@@ -155,20 +140,8 @@ def sizes_of(samples: int, shares: Sequence[float]) -> list[int]:
     return found
 
 
-def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int]) -> list[Tree]:
+def parts_of(call: Tree, rule: Rule, sizes: Sequence[int]) -> list[Tree]:
     """What each part of the call is given."""
-    if rule.entries:
-        args, kwargs = arguments
-
-        def cut(value: Any, at: int, size: int) -> Any:
-            return value[at : at + size] if isinstance(value, list) else value
-
-        found, at = [], 0
-        for size in sizes:
-            own = tuple(cut(v, at, size) for v in args), {name: cut(v, at, size) for name, v in kwargs.items()}
-            found.append(tree_of(own, "inputs", call.classes))
-            at += size
-        return found
     pieces = [
         [tensor] * len(sizes) if dim is None else tensor.split(list(sizes), dim)
         for tensor, dim in zip(call.tensors, rule.cut, strict=True)
@@ -178,8 +151,6 @@ def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int]) -> li
 
 def join_rule(whole: Tree, parts: Sequence[Tree], rule: Rule) -> Rule | str:
     """The rule, with how outputs are joined; or why they cannot be. (Values are compared by whoever asks.)"""
-    if rule.entries and isinstance(whole.value(), list):
-        return rule
     if not all(same_but_tensors(part, whole) for part in parts):
         return "what it returns besides tensors depends on the batch"
     join = []
@@ -209,12 +180,9 @@ class Outputs:
 
     def __init__(self, parts: Sequence[Tree], rule: Rule) -> None:
         self._parts, self._rule = parts, rule
-        self._entries = rule.entries and not rule.join
 
     def fit(self) -> bool:
         """Whether they are alike, so that they can be joined as the rule says."""
-        if self._entries:
-            return all(isinstance(part.value(), list) for part in self._parts)
         first = self._parts[0]
         if not all(same_but_tensors(part, first) for part in self._parts[1:]):
             return False
@@ -231,8 +199,6 @@ class Outputs:
 
     def joined(self) -> list[torch.Tensor]:
         """The tensors of the whole output."""
-        if self._entries:
-            return [tensor.detach() for part in self._parts for tensor in part.tensors]
         return [
             self._parts[0].tensors[place].detach().clone()
             if dim == SAME
@@ -242,29 +208,10 @@ class Outputs:
 
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the call returns, with these tensors of `joined`."""
-        if not self._entries:
-            return self._parts[0].value(tensors)
-        found, at = [], 0
-        for part in self._parts:
-            found += part.value(tensors[at : at + len(part.tensors)])
-            at += len(part.tensors)
-        return found
-
-    def by_joined(self, of_part: Callable[[int], Sequence[bool]]) -> list[bool]:
-        """By tensor of `joined`, what holds for it in the parts. ``of_part``: by tensor of a part."""
-        each = [list(of_part(part)) for part in range(len(self._parts))]
-        if self._entries:
-            return [flag for flags in each for flag in flags]
-        return [any(flags) for flags in zip(*each, strict=True)] if self._rule.join else []
+        return self._parts[0].value(tensors)
 
     def split(self, grads: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor | None]]:
         """By part, the gradients of its tensors; ``grads``: of those of `joined`."""
-        if self._entries:
-            found, at = [], 0
-            for part in self._parts:
-                found.append(list(grads[at : at + len(part.tensors)]))
-                at += len(part.tensors)
-            return found
         cut: list[list[torch.Tensor | None]] = [[] for _ in self._parts]
         for place, (dim, grad) in enumerate(zip(self._rule.join, grads, strict=True)):
             if grad is None or dim == SAME:  # what each part has counts once

@@ -94,9 +94,9 @@ class SharedMemory:
             os.close(file)
 
 
-def places(layouts: Sequence[Layout], begin: int = 0) -> tuple[list[int], int]:
+def places(layouts: Sequence[Layout]) -> tuple[list[int], int]:
     """Where each tensor begins when they lie one after the other, and where the last one ends."""
-    found = []
+    found, begin = [], 0
     for dtype, shape, _, _ in layouts:
         found.append(begin)
         size = dtype.itemsize

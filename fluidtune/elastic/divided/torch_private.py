@@ -119,3 +119,9 @@ def forward_mode() -> bool:
 def dispatch_modes() -> int:
     """How many `TorchDispatchMode`s are there."""
     return int(torch._C._len_torch_dispatch_stack())
+
+
+def arguments_of(func: Any) -> tuple[list[str], list[str]]:
+    """The names of an operation's arguments, and of those that are tensors."""
+    arguments = func._schema.arguments
+    return [each.name for each in arguments], [each.name for each in arguments if "Tensor" in str(each.type)]

@@ -7,41 +7,30 @@ draws inside or a permutation, is an error of the part, and the call stays whole
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .tensor_link import compact
+from .torch_private import arguments_of
 
 _aten = torch.ops.aten
-#: They fill their first argument, each element by itself.
-_FILLING = {
-    _aten.bernoulli_.float,
-    _aten.normal_.default,
-    _aten.uniform_.default,
-    _aten.exponential_.default,
-    _aten.cauchy_.default,
-    _aten.log_normal_.default,
-    _aten.geometric_.default,
-    _aten.random_.default,
-    _aten.random_.to,
-    getattr(_aten.random_, "from"),
-}
-#: They make a tensor like their first argument.
-_ALIKE = {
-    _aten.rand_like.default,
-    _aten.randn_like.default,
-    _aten.randint_like.default,
-    _aten.randint_like.low_dtype,
-}
-#: They make a tensor of a size -> which argument that is.
-_SIZED = {
-    _aten.rand.default: 0,
-    _aten.randn.default: 0,
-    _aten.randint.default: 1,
-    _aten.randint.low: 2,
-}
+
+
+@functools.cache
+def _way(func: Any) -> str | int | None:
+    """How an operation draws: it "fills" its tensor, or makes one "like" it, each element by itself; or one of a size,
+    which is the argument of this number. None: otherwise, or not at all.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    names, tensors = arguments_of(func)
+    if tensors == ["self"]:
+        name = func.overloadpacket.__name__
+        return "fills" if name.endswith("_") else "like" if name.endswith("_like") else None
+    return names.index("size") if "size" in names and not tensors else None
 
 
 class Uncut(Exception):
@@ -81,20 +70,17 @@ class WholeDraws(TorchDispatchMode):
             x, p = args[0], args[1]
             mask = self._filled(_aten.bernoulli_.float, x, (1 - p,), {})
             return x * mask / (1 - p), mask.bool()
-        if func in _FILLING:
+        way = _way(func)
+        if way == "fills":
             return args[0].copy_(self._filled(func, args[0], args[1:], kwargs))
-        if func in _ALIKE:
-            cut = self._cut(tuple(args[0].shape))
-            if cut is not None:
-                like = _empty(args[0], cut[0])
-                return func(like, *args[1:], **kwargs).narrow(*cut[1:]).clone()
-        if func in _SIZED:
-            place = _SIZED[func]
-            cut = self._cut(tuple(args[place]))
-            if cut is not None:
-                whole = (*args[:place], list(cut[0]), *args[place + 1 :])
-                return func(*whole, **kwargs).narrow(*cut[1:]).clone()
-        if func in _ALIKE or func in _SIZED or torch.Tag.nondeterministic_seeded not in func.tags:
+        if way is not None:
+            place = 0 if way == "like" else int(way)
+            cut = self._cut(tuple(args[0].shape if way == "like" else args[place]))
+            if cut is None:
+                return func(*args, **kwargs)
+            whole = _empty(args[0], cut[0]) if way == "like" else list(cut[0])
+            return func(*args[:place], whole, *args[place + 1 :], **kwargs).narrow(*cut[1:]).clone()
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         before = _streams(args)
         found = func(*args, **kwargs)

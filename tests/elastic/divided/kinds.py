@@ -179,16 +179,10 @@ def second_dimension() -> Any:
     return Recurrent(), step
 
 
-@divided
+@whole("a part of the batch fails")
 def lists_with_an_entry_a_sample() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        boxes = m([x[k, : 4 + k % 3].contiguous() for k in range(len(x))])
-        return sum(F.cross_entropy(box["logits"], y[k : k + 1]) for k, box in enumerate(boxes)) / len(boxes)
-
-    def run(self: Any, rows: Any) -> Any:
-        return [{"logits": self.net(F.pad(row, (0, 12 - len(row))))[None]} for row in rows]
-
-    return Of(run), step
+    boxes = Of(lambda self, rows: [self.net(row[None]) for row in rows])
+    return boxes, lambda m, x, y, i: F.cross_entropy(torch.cat(m([*x.clone()])), y)
 
 
 @divided
@@ -499,13 +493,17 @@ def batch_normalisation() -> Any:
 
 @divided
 def second_derivatives() -> Any:
+    """Seen: a hook on the gradient of a weight changed it twice."""
+
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         x = x.clone().requires_grad_()
         loss = F.cross_entropy(m(x), y)
-        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + slope.square().sum()
+        slopes = torch.autograd.grad(loss, [x, m[0].weight], create_graph=True)
+        return loss + sum(slope.square().sum() for slope in slopes)
 
-    return net(nn.BatchNorm1d(16), nn.Dropout(0.1)), step
+    m = net(nn.BatchNorm1d(16), nn.Dropout(0.1))
+    m[0].weight.register_hook(lambda grad: 2 * grad)
+    return m, step
 
 
 @divided

@@ -24,6 +24,11 @@ def test_an_answer_is_in_no_copy() -> None:
     assert torch.is_tensor(module(torch.zeros(1, 2)))
 
 
+def test_the_arguments_of_an_operation() -> None:
+    names, tensors = torch_private.arguments_of(torch.ops.aten.bernoulli_.Tensor)
+    assert names == ["self", "p", "generator"] and tensors == ["self", "p"]
+
+
 def test_calls_by_modules() -> None:
     seen = []
     handle = nn.modules.module.register_module_forward_pre_hook(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.elastic.data.trees import copied
+from fluidtune.elastic.data.snapshot import restored, taken
 
 
-def copy_of(tree: Any) -> Any:
-    return copied(tree, copy.deepcopy)
+def copy_of(state: Any) -> Any:
+    return restored(taken(state, [], pickle), [], pickle, torch.device("cpu"))
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -54,16 +55,24 @@ def test_the_copy_of_a_tensor_is_as_it_was(kind: str) -> None:
     assert (found.dtype, found.shape, found.layout) == (was.dtype, was.shape, was.layout)
     assert found.requires_grad == was.requires_grad
     if was.layout == torch.strided:
-        assert found.stride() == torch.empty_like(was).stride()
+        assert found.stride() in (was.stride(), torch.empty_like(was).stride())
         assert torch.equal(found.detach().to(torch.complex128), was.detach().to(torch.complex128))
     else:
         assert torch.equal(found.to_dense(), was.to_dense())
     assert found.layout != torch.strided or not found.numel() or found.data_ptr() != was.data_ptr()
 
 
+def test_tensors_of_a_gpu_come_to_that_of_the_process_as_they_were() -> None:
+    """No GPU is needed: "meta" stands for one."""
+    taken_here = taken([torch.nn.Parameter(torch.ones(2)), torch.ones(2)], [], pickle)
+    on_gpu, on_cpu = restored(replace(taken_here, on_gpu=[True, False]), [], pickle, torch.device("meta"))
+    assert (on_gpu.device.type, on_cpu.device.type) == ("meta", "cpu")
+    assert isinstance(on_gpu, torch.nn.Parameter) and on_gpu.is_leaf
+
+
 def test_two_small_views_of_something_large_do_not_bring_it_along() -> None:
     large = torch.zeros(1 << 22)
-    found = copied([large[:2], large[-2:]], copy.deepcopy)
+    found = copy_of([large[:2], large[-2:]])
     assert [each.untyped_storage().nbytes() for each in found] == [8, 8]
 
 
@@ -74,8 +83,8 @@ def test_any_views_of_any_buffers(data: st.DataObject) -> None:
     buffers = [
         torch.randint(0, 100, (60,)).to(kind) for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=1))
     ]
-    views = []
-    for _ in range(data.draw(st.integers(1, 8))):
+    views = list(buffers)
+    for _ in range(data.draw(st.integers(0, 8))):
         buffer = data.draw(st.sampled_from(buffers))
         begin = data.draw(st.integers(0, 59))
         step = data.draw(st.integers(1, 7))
@@ -84,10 +93,5 @@ def test_any_views_of_any_buffers(data: st.DataObject) -> None:
     for view, other in zip(views, found, strict=True):
         assert torch.equal(view, other) and view.dtype == other.dtype
     found[0].zero_()
-    zeroed = [view.clone() for view in views]
-    kept = [buffer.clone() for buffer in buffers]
     views[0].zero_()
     assert all(torch.equal(view, other) for view, other in zip(views, found, strict=True))
-    for buffer, before in zip(buffers, kept, strict=True):
-        buffer.copy_(before)
-    assert all(torch.equal(view, other) for view, other in zip(views, zeroed, strict=True))
