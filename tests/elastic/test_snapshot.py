@@ -83,7 +83,7 @@ def test_any_views_of_any_buffers(data: st.DataObject) -> None:
     buffers = [
         torch.randint(0, 100, (60,)).to(kind) for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=1))
     ]
-    views = list(buffers)
+    views = list(buffers) if data.draw(st.booleans()) else [buffers[0][:2]]
     for _ in range(data.draw(st.integers(0, 8))):
         buffer = data.draw(st.sampled_from(buffers))
         begin = data.draw(st.integers(0, 59))

@@ -10,10 +10,11 @@ in memory (strides), and what it shares with other tensors. Fused kernels pair e
 from __future__ import annotations
 
 import pickle
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -115,18 +116,26 @@ class _Names:
 def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] | None = None) -> list[torch.Tensor]:
     """Copies on these devices, None: on the CPU, without graphs and hooks.
 
-    Memory of which the tensors use at least half is copied as one, so that they share it as before. Of other memory
-    each tensor is copied by itself, so that the rest does not come along.
+    Memory that several tensors share, or of which they use at least half, is copied as one, so that they share it as
+    before. Of other memory each tensor is copied by itself, so that the rest does not come along.
     """
-    used: Counter[int] = Counter()
-    shareable = [tensor for tensor in tensors if _lies_as_it_is(tensor)]
-    for tensor in shareable:
-        used[tensor.untyped_storage().data_ptr()] += tensor.numel() * tensor.element_size()
+    used: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for tensor in tensors:
+        if _lies_as_it_is(tensor) and tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begin = tensor.storage_offset() * tensor.element_size()
+            used[tensor.untyped_storage().data_ptr()].append((begin, begin + (last + 1) * tensor.element_size()))
+
+    def is_copied_whole(memory: torch.UntypedStorage) -> bool:
+        spans = sorted(used[memory.data_ptr()])
+        shared = any(end > begin for (_, end), (begin, _) in pairwise(spans))
+        return shared or memory.nbytes() <= 2 * sum(end - begin for begin, end in spans)
+
     whole: dict[int, torch.UntypedStorage] = {}
     found = []
     for tensor, device in zip(tensors, devices or [torch.device("cpu")] * len(tensors), strict=True):
         memory = tensor.untyped_storage() if _lies_as_it_is(tensor) else None
-        if memory is None or memory.nbytes() > 2 * used[memory.data_ptr()]:
+        if memory is None or not is_copied_whole(memory):
             own = tensor.detach().to("cpu", copy=True)
         else:
             if memory.data_ptr() not in whole:
