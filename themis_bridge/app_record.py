@@ -98,9 +98,10 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
-    #: Both as of `messages.AppJoined`.
+    #: All as of `messages.Heard`; the bundle is empty if the record was made from a reservation.
     life: str = ""
     together: int = 1
+    bundle: dict[str, float] = field(default_factory=dict)
 
     def take_report(
         self,
@@ -250,7 +251,7 @@ class AppRecord:
 def valued(report: Report, elapsed: float, fair: float, together: int, haste: float = 1.0) -> Valuation:
     """What GPUs are worth to an app by its report.
 
-    fair: T_id, s. together: as of `messages.AppJoined`. haste: the work left, by its word, is divided by this factor.
+    fair: T_id, s. together: as of `messages.Heard`. haste: the work left, by its word, is divided by this factor.
     """
     machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
     slowdowns = Slowdowns({"slot": 1.0, "machine": 1.0, "rack": machines, "cluster": racks})

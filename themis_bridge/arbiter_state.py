@@ -17,7 +17,7 @@ from themis_bridge.backoff import Backoff
 from themis_bridge.bids import Endless, Valuation
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Report
+from themis_bridge.messages import Heard, Report
 from themis_bridge.settings import NO_QUOTA, Settings
 
 #: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
@@ -203,12 +203,15 @@ class ArbiterState:
 
     # --- what apps report
 
-    def hear(self, name: str, number: int, report: Report) -> bool:
-        """Note an app's report, unless a newer one has come. Returns whether it is the newest one."""
-        before = self.reports.get(name)
-        if before is not None and number <= before.number:
+    def hear(self, event: Heard) -> bool:
+        """Note who an app is and its report, unless a newer one has come. Returns whether it is the newest one."""
+        before = self.reports.get(event.app)
+        if before is not None and event.number <= before.number:
             return False
-        self.reports[name] = Newest(number, report, self.clock)
+        app = self.apps.get(event.app) or self.add(event.app, event.user)
+        app.session, app.heard, app.user, app.life = event.session, self.clock, event.user, event.life
+        app.together, app.bundle = event.together, dict(event.bundle)
+        self.reports[event.app] = Newest(event.number, event.report, self.clock)
         return True
 
     def take_report(self, name: str) -> None:
@@ -274,6 +277,15 @@ class ArbiterState:
             f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
         )
 
+    def asking_for(self, app: str) -> set[str]:
+        """The apps that ask for at least as much as this one with one of their devices."""
+        least = [(name, amount) for name, amount in self.apps[app].bundle.items() if amount > 0]
+        return {
+            name
+            for name, each in self.apps.items()
+            if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
+        }
+
     def gangs(self) -> dict[str, int]:
         """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
         return {name: app.together for name, app in self.apps.items() if app.together > 1}
@@ -335,13 +347,19 @@ def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, 
 
 
 #: The types of JSON that a field of a record may have, by the first word of its annotation.
-_TYPES: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "float": (int, float),
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "dict": (dict,),
+}
 
 
 def _check_types(record: Any) -> None:
     """Raise TypeError if a field of a record from the books has a value of a type that would fail later, in a tick."""
     for each in fields(record):
         value, annotation = getattr(record, each.name), str(each.type)
-        allowed = _TYPES.get(annotation.split(" ")[0], (list, tuple))
+        allowed = _TYPES.get(annotation.replace("[", " ").split(" ")[0], (list, tuple))
         if not isinstance(value, allowed) and not (value is None and annotation.endswith("| None")):
             raise TypeError(f"{each.name}={value!r} of a {type(record).__name__}: expected {annotation}")

@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Endless, make_bid
@@ -26,9 +27,6 @@ from themis_bridge.settings import NO_QUOTA
 from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
-
-#: A lease is offered at least this often before it ends, so that a GPU that nobody wants now may be wanted then.
-OFFERS_IN_NOTICE = 4
 
 
 @dataclass
@@ -81,10 +79,9 @@ class Auctioneer:
 
     def __init__(self, state: ArbiterState, leases: LeaseManager, policy: Policy | None = None):
         self._state, self._leases, self._given = state, leases, policy
-        #: No round before this time on the arbiter's clock; `clear_soon` makes it earlier.
-        self.not_before = 0.0
-        #: Since when a round has been due that waits for reports of apps; infinite: none is.
-        self._due_since = math.inf
+        #: What the next round may be about: as of the last round, and when it comes although nothing has changed, s.
+        self._seen: Any = None
+        self._again = 0.0
         #: When the arbiter began, without reports.
         self._began = state.clock
         #: Number of rounds in which the policy raised an exception, which is a bug.
@@ -92,10 +89,6 @@ class Auctioneer:
         self.tally = Tally()
 
     # --- what the arbiter asks for
-
-    def clear_soon(self) -> None:
-        """Something changed: a round may begin at once."""
-        self.not_before = min(self.not_before, self._state.clock)
 
     def recall_leases_for(self, newcomer: str) -> None:
         """Put leases on offer for an app that has just joined, if the policy has recalls."""
@@ -106,41 +99,36 @@ class Auctioneer:
                 lease.recalled = True
 
     @property
-    def retry_s(self) -> float:
-        """Seconds between rounds while nothing changes."""
-        settings = self._state.settings
-        return min(settings.pace_s, settings.notice_s / OFFERS_IN_NOTICE) or settings.pace_s
+    def due(self) -> float:
+        """When the next round may begin, on the arbiter's clock, s: at once if something has changed since the last."""
+        return self._again if self._seen == self._subject() else self._state.clock
+
+    def _subject(self) -> Any:
+        """Who takes part, by which settings, and which GPUs are free for whom."""
+        state = self._state
+        free = [name for name in state.gpus if state.leases.get(name) is None]
+        barred = {name: state.backoff.barred_apps(name, state.clock) for name in free}
+        return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
         """Clear what is on offer, if that is due."""
-        state = self._state
-        offer = {} if state.clock < self.not_before or not state.apps else state.offerable()
-        if not offer:
-            self._due_since = math.inf
+        state, oldest = self._state, self._state.clock - self._state.settings.answer_s
+        if not state.apps or state.clock < self.due or not (offer := state.offerable()):
             return
-        self._due_since, wait, silent = min(self._due_since, state.clock), state.settings.answer_s, self._silent()
-        # Bounded, because apps may join one after the other without end.
-        if any(age < wait for age in silent.values()) and state.clock - self._due_since < 2 * wait:
+        # After a restart of the arbiter, apps have to say first how things are.
+        if state.apps.keys() - state.reports.keys() and self._began > oldest:
             return
-        self._due_since = math.inf
-        # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
+        apps = [name for name in state.apps if name in state.reports and state.reports[name].at >= oldest]
+        if not apps:
+            return
+        # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, barred in state.barred(offer).items():
             groups.setdefault(barred, {})[name] = offer[name]
-        state.rounds += 1
-        self.not_before = state.clock + self.retry_s / len(groups)
-        barred = list(groups)[state.rounds % len(groups)]
-        self._clear(groups[barred], [app for app in state.apps if app not in silent and app not in barred])
-
-    def _silent(self) -> dict[str, float]:
-        """App that has no part in a round now -> for how many seconds its report has been too old, or is awaited."""
-        state, found = self._state, {}
-        for name, app in state.apps.items():
-            newest = state.reports.get(name)
-            due = max(app.joined, self._began) if newest is None else newest.at + state.settings.answer_s
-            if newest is None or state.clock > due:
-                found[name] = state.clock - due
-        return found
+        for barred, part in groups.items():
+            state.rounds += 1
+            self._clear(part, [app for app in apps if app not in barred])
+        self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
 
     # --- one round
 

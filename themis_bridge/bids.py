@@ -40,7 +40,7 @@ class Valuation:
     independent: T_id, s.
     slowdowns: what a placement costs the app.
     most: how many GPUs the app wants at most; None for all that its jobs can use.
-    together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
+    together: how many GPUs of one machine each trial needs at once, see `messages.Heard`; others are of no use.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]

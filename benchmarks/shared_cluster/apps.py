@@ -29,9 +29,9 @@ class Spec:
     arrives: seconds on the clock of the simulation.
     phases: its jobs, phase by phase.
     links: link -> its true S.
-    user: whose app it is; "": the only one of its user, see `messages.AppJoined`.
+    user: whose app it is; "": the only one of its user, see `messages.Heard`.
     follows: the app at whose end this one arrives; "": it arrives at ``arrives``.
-    together: how many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
+    together: how many GPUs of one machine each of its jobs needs at once, see `messages.Heard`.
     claims: how many it says that it needs; 0: the truth.
     """
 

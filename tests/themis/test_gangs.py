@@ -105,7 +105,7 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
-@pytest.mark.parametrize("how", [m.ReserveFailed, m.Removed, m.GpuLeft])
+@pytest.mark.parametrize("how", [m.ReserveFailed, m.Removed, m.Gpus])
 def test_an_app_hears_of_a_promise_that_is_dropped(how):
     cluster = Cluster(4)
     cluster.join("one", Job(4, 1e5))
@@ -116,7 +116,8 @@ def test_an_app_hears_of_a_promise_that_is_dropped(how):
     promised = next(each for each in cluster.arbiter.state.leases if each.heir == "gang")
     cluster.reserved.pop(promised.gpu)
     before = gang.promised
-    cluster.send(how(promised.gpu) if how is m.GpuLeft else how(promised.gpu, promised.token))
+    rest = tuple(gpu for gpu in cluster.arbiter.state.gpus.values() if gpu.id != promised.gpu)
+    cluster.send(how(rest) if how is m.Gpus else how(promised.gpu, promised.token))
     assert promised not in cluster.arbiter.state.leases
     assert gang.promised == sum(each.heir == "gang" for each in cluster.arbiter.state.leases) < before
 
@@ -128,7 +129,7 @@ def test_a_torn_gang_that_is_given_back_comes_again_whole():
     (machine,) = {gpu.machine for gpu in held_by(cluster, "gang")}
     lost = sorted(cluster.holds("gang"))[0]
     del cluster.reserved[lost]
-    cluster.send(m.GpuLeft(lost))
+    cluster.send(m.Gpus(tuple(gpu for gpu in cluster.arbiter.state.gpus.values() if gpu.id != lost)))
     assert len(agent.leases) == 3 and not agent.promised
     cluster.wait(5)
     for gpu in sorted(agent.leases):

@@ -27,10 +27,6 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     for gpu, (_, token) in cluster.reserved.items():
         cluster.arbiter.handle(m.Reserved(gpu, token, "group"), cluster.now)
     cluster.notices.clear()
-    if not books:
-        for name in "ab":
-            assert cluster.arbiter.handle(cluster.agents[name].heartbeat(), cluster.now).then == "join"
-            cluster.arbiter.handle(m.AppJoined(name, "s"), cluster.now)
     cluster.wait(30)
     assert {name: cluster.holds(name) for name in "ab"} == held
     reserved = {gpu: token for gpu, (_, token) in cluster.reserved.items() if gpu in held["a"]}
