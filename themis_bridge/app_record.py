@@ -254,7 +254,7 @@ def valued(report: Report, elapsed: float, fair: float, together: int, haste: fl
     fair: T_id, s. together: as of `messages.Heard`. haste: the work left, by its word, is divided by this factor.
     """
     machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
-    slowdowns = Slowdowns({"slot": 1.0, "machine": 1.0, "rack": machines, "cluster": racks})
+    slowdowns = Slowdowns({"machine": 1.0, "rack": machines, "cluster": racks})
     phases = [Phase(kinds) for kinds in report.phases]
     if haste != 1.0:
         phases = [phase.part(1 / haste) for phase in phases]

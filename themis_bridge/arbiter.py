@@ -111,15 +111,12 @@ class Arbiter:
             return self._refuse_namesake(event.app, app)
         if app is None and (why := state.why_not_admitted(event.app)):
             return m.Refused(why, ends=True)
-        comes = event.app not in state.apps
         # Five reports come from every app each second, so that each looks at nothing but its app.
-        if comes or event.left:
+        if event.app not in state.apps or event.left:
             state.account()
         if state.hear(event):
             for gpu, token in event.left:
                 self._leases.give_up(event.app, gpu, token)
-        if comes:
-            self.auctioneer.recall_leases_for(event.app)
         return None
 
     def _refuse_namesake(self, name: str, holder: AppRecord) -> m.Refused:

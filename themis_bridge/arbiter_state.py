@@ -173,6 +173,7 @@ class ArbiterState:
             app = AppRecord("", self.clock, self.clock, former=max(former, *hidden, 1.0))
         else:
             app.crowd *= self.clock - app.joined
+            app.rho = None
         self.apps[name] = app
         return app
 
@@ -298,15 +299,15 @@ class ArbiterState:
         settled = lease.gpu not in offer and lease.heir is None and not lease.ending
         return settled and (lease.gpu, lease.app) not in self.backoff
 
-    def offerable(self) -> dict[str, Gpu]:
-        """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer."""
+    def offerable(self, recalled: Container[str] = ()) -> dict[str, Gpu]:
+        """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer or recalled."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
                 if not self.apps.keys() <= self.backoff.barred_apps(name, self.clock):
                     found[name] = gpu
-            elif lease.on_offer(self.clock, self.settings.notice_s):
+            elif name in recalled or lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
 

@@ -72,7 +72,7 @@ def why_it_waits(state: ArbiterState, name: str) -> str:
     """In one line, why the app has fewer GPUs than it could use; "" if it has not."""
     app = state.apps[name]
     if app.rho is None:
-        return f"it has had no part in a round yet; {_missing(state, name)}"
+        return f"it has not reported yet; {_missing(state, name)}"
     return _missing(state, name) if app.wanted > len(state.leases.of(name)) else ""
 
 

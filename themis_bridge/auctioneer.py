@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Endless, make_bid
 from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
-from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu, cut_in_gangs
 from themis_bridge.policy import Need, Outcome, Policy, Situation, Themis, tie_break, whole
 from themis_bridge.preemption import leases_to_recall
@@ -88,20 +87,20 @@ class Auctioneer:
         self.failed = 0
         self.tally = Tally()
 
-    # --- what the arbiter asks for
-
-    def recall_leases_for(self, newcomer: str) -> None:
-        """Put leases on offer for an app that has just joined, if the policy has recalls."""
-        state = self._state
-        if self._policy.recalls:
-            settings = replace(state.settings, weights=state.weights())
-            for lease in leases_to_recall(newcomer, state.gpus, state.leases, state.apps, settings, state.clock):
-                lease.recalled = True
+    # --- when
 
     @property
     def due(self) -> float:
-        """When the next round may begin, on the arbiter's clock, s: at once if something has changed since the last."""
-        return self._again if self._seen == self._subject() else self._state.clock
+        """When there is something to clear or to recall, s on the arbiter's clock; infinite if only an event can tell.
+
+        At once if an app is new, or if something has changed since the last round that the next one is about.
+        """
+        state = self._state
+        if state.gpus and any(state.apps[name].rho is None for name in state.reports):
+            return state.clock
+        if not state.apps or not state.offerable():
+            return math.inf
+        return self._again if self._seen == self._subject() else state.clock
 
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
@@ -111,15 +110,15 @@ class Auctioneer:
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
-        """Clear what is on offer, if that is due."""
+        """Recall leases for apps that are new, and clear what is on offer, if that is due."""
         state, oldest = self._state, self._state.clock - self._state.settings.answer_s
-        if not state.apps or state.clock < self.due or not (offer := state.offerable()):
-            return
         # After a restart of the arbiter, apps have to say first how things are.
-        if state.apps.keys() - state.reports.keys() and self._began > oldest:
+        if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
         apps = [name for name in state.apps if name in state.reports and state.reports[name].at >= oldest]
-        if not apps:
+        recalled = self._recalled([name for name in apps if state.apps[name].rho is None])
+        offer = state.offerable(recalled)
+        if not apps or not offer:
             return
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
@@ -127,13 +126,22 @@ class Auctioneer:
             groups.setdefault(barred, {})[name] = offer[name]
         for barred, part in groups.items():
             state.rounds += 1
-            self._clear(part, [app for app in apps if app not in barred])
+            self._clear(part, [app for app in apps if app not in barred], recalled)
         self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
+
+    def _recalled(self, newcomers: Iterable[str]) -> set[str]:
+        """The GPUs on offer for apps that are new, if the policy has recalls."""
+        recalled = set[str]()
+        for app in newcomers:
+            if self._policy.recalls:
+                recalled.update(leases_to_recall(app, self._state, recalled))
+            self._state.take_report(app)
+        return recalled
 
     # --- one round
 
-    def _clear(self, offer: dict[str, Gpu], apps: list[str]) -> None:
-        """Clear one offer. ``apps``: those that may have its GPUs."""
+    def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: Container[str]) -> None:
+        """Clear one offer. ``apps``: those that may have its GPUs. ``recalled``: GPUs whose notice has not begun."""
         state, outcome = self._state, Outcome()
         aside: dict[str, str] = {}
         rest = offer
@@ -150,7 +158,7 @@ class Auctioneer:
             self.failed += 1
         self.tally.add(state.rounds, outcome)
         for gpu in (*aside, *rest):
-            self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu))
+            self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu), gpu in recalled)
         for app in sorted(state.gangs()):
             self._leases.align_ends(app)
 
@@ -163,7 +171,7 @@ class Auctioneer:
             bids[app] = make_bid(app, worth, held, situation.offer.values(), situation.quota.get(app), own)
         return whole(situation, self._policy.decide(situation, bids))
 
-    def _settle(self, gpu: str, winner: str | None) -> None:
+    def _settle(self, gpu: str, winner: str | None, recalled: bool) -> None:
         """Grant a GPU that is free, renew its lease, or promise it to its next holder."""
         state, lease = self._state, self._state.leases.get(gpu)
         if lease is None:
@@ -171,20 +179,14 @@ class Auctioneer:
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                 self._leases.grant_gpu(gpu, winner)
             return
-        if winner == lease.app:
-            # A recalled lease that stays with its holder keeps the end that it had.
-            if not lease.recalled:
-                lease.expires = self._leases.next_end(gpu, lease.expires, bool(state.gangs()))
-        elif winner is not None:
-            self._promise(lease, winner)
-        # Without a winner nothing is promised: the lease is offered again, and at its end the GPU is free.
-        lease.recalled = False
-
-    def _promise(self, lease: Lease, heir: str) -> None:
-        """Let a lease end for another app that has won its GPU."""
-        lease.heir, lease.ending = heir, True
-        if lease.recalled:
-            lease.expires = min(lease.expires, self._state.clock + self._state.settings.notice_s)
+        # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
+        # the lease is offered again, and at its end the GPU is free.
+        if winner == lease.app and not recalled:
+            lease.expires = self._leases.next_end(gpu, lease.expires, bool(state.gangs()))
+        elif winner not in (None, lease.app):
+            lease.heir, lease.ending = winner, True
+            if recalled:
+                lease.expires = min(lease.expires, state.clock + state.settings.notice_s)
 
     # --- helpers
 

@@ -150,7 +150,7 @@ def make_bid(
         kinds[gpu.kind].append(gpu)
     for of_kind in kinds.values():
         machines: dict[str, list[Gpu]] = defaultdict(list)
-        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.slot, gpu.id)):
+        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.id)):
             machines[gpu.machine].append(gpu)
         # First the machines where it has most GPUs, then, rack by rack, those with most GPUs on offer.
         order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))

@@ -42,8 +42,6 @@ class Lease:
     heir: str | None = None
     #: It will not be renewed: the holder has to leave.
     ending: bool = False
-    #: It is on offer although its notice has not begun, see `preemption`.
-    recalled: bool = False
     #: Id of the placement group that Ray has made for it; "" before.
     group: str = ""
 
@@ -58,8 +56,8 @@ class Lease:
         return self.app, self.gpu, self.token
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
-        """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
-        return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
+        """Whether the GPU is to be auctioned: the lease's notice has begun, and no heir is decided."""
+        return not self.closing and not self.ending and self.expires - clock <= notice_s
 
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
@@ -70,7 +68,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
 
     ``by_machine``: the leases of all GPUs of a machine end together, since an app needs several of them at once.
     """
-    places = sorted(gpus, key=lambda each: (each.machine, each.slot, each.id))
+    places = sorted(gpus, key=lambda each: (each.machine, each.id))
     phases, start = dict[str, float](), 0
     for _, machine in itertools.groupby(places, key=lambda each: each.machine):
         own = list(machine)

@@ -21,7 +21,7 @@ from themis_bridge.fairness import NOTHING, JobKind
 Key = TypeVar("Key", str, int)
 
 #: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
-GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
+GUESSES: Mapping[str, float] = {"machine": 1.0, "rack": 1.1, "cluster": 1.3}
 #: How many iteration times are remembered for each link: the median of nine ignores four outliers.
 MEMORY = 9
 #: GPUs of one machine that an app can need at once. Judgement: no machine has more.
@@ -35,21 +35,15 @@ class Gpu:
     id: str
     machine: str
     rack: str = "rack"
-    slot: str = "slot"
     kind: str = "gpu"
 
 
 def link(gpus: Iterable[Gpu]) -> str:
     """The slowest link between these GPUs."""
     gpus = list(gpus)
-    for name, places in (
-        ("slot", {(gpu.machine, gpu.slot) for gpu in gpus}),
-        ("machine", {gpu.machine for gpu in gpus}),
-        ("rack", {gpu.rack for gpu in gpus}),
-    ):
-        if len(places) <= 1:
-            return name
-    return "cluster"
+    if len({gpu.machine for gpu in gpus}) <= 1:
+        return "machine"
+    return "rack" if len({gpu.rack for gpu in gpus}) <= 1 else "cluster"
 
 
 def check_together(number: int) -> None:
@@ -127,8 +121,6 @@ class Phase:
         self.demand = sum(kind.number * kind.max_gpus for kind in self.kinds)
         #: GPU seconds of all jobs.
         self.work = sum(kind.work for kind in self.kinds)
-        #: GPU seconds of all jobs, each multiplied by its sensitivity.
-        self.felt = sum(kind.work * kind.sensitivity for kind in self.kinds)
         self.widest = max((kind.max_gpus for kind in self.kinds), default=1)
 
     def part(self, share: float) -> Phase:
@@ -162,8 +154,4 @@ class Phase:
 
     def _capped(self, usable: int, width: int, slowdown: float) -> float:
         """Seconds on ``usable`` GPUs if no job may use more than ``width`` GPUs."""
-        extra = slowdown - 1.0
-        longest = max(
-            kind.longest * (1.0 + kind.sensitivity * extra) / min(width, kind.max_gpus) for kind in self.kinds
-        )
-        return max((self.work + self.felt * extra) / usable, longest)
+        return slowdown * max(self.work / usable, *(kind.longest / min(width, kind.max_gpus) for kind in self.kinds))

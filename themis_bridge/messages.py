@@ -153,7 +153,6 @@ def _plain_kind(kind: object) -> JobKind:
     work = number(kind.work, "work", 0)
     return JobKind(
         whole(kind.max_gpus, "max_gpus", 1, MOST_GPUS),
-        number(kind.sensitivity, "sensitivity", 0, 1),
         whole(kind.number, "number", 1),
         work,
         number(kind.longest, "longest", 0, work),

@@ -200,8 +200,7 @@ class Simulation:
                 # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
                 late = lease.ending or lease.on_offer(state.clock, notice)
                 times.append(lease.expires if late else lease.expires - notice)
-        if state.apps and state.offerable():
-            times.append(auctioneer.due)
+        times.append(auctioneer.due)
         return max(0.0, min(times, default=math.inf) - state.clock)
 
     def _push(self, at: float, name: str) -> None:

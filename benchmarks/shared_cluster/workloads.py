@@ -21,9 +21,9 @@ from themis_bridge.locality import GUESSES, Gpu
 TESTBED_64 = ((12, 4, 1), (8, 2, 1))
 #: Link -> S of a model that is bound by the network. Source: table 1, VGG16 on four GPUs is 103.6 / 80.4 times slower
 #: on two machines than on one. Judgement: across racks it loses the same factor again.
-NETWORK_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 103.6 / 80.4, "cluster": (103.6 / 80.4) ** 2}
+NETWORK_BOUND = {"machine": 1.0, "rack": 103.6 / 80.4, "cluster": (103.6 / 80.4) ** 2}
 #: Link -> S of a model that is not bound by the network. Source: table 1, Inception-v3 (242 and 243 images/s).
-COMPUTE_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 1.0, "cluster": 1.0}
+COMPUTE_BOUND = {"machine": 1.0, "rack": 1.0, "cluster": 1.0}
 
 
 def machines(layout: tuple[tuple[int, int, int], ...], racks: int = 4) -> list[Gpu]:
@@ -33,7 +33,7 @@ def machines(layout: tuple[tuple[int, int, int], ...], racks: int = 4) -> list[G
         for _ in range(count):
             name = f"m{number:04}"
             for slot in range(slots):
-                gpus += [Gpu(f"{name}s{slot}g{i}", name, f"r{number % racks}", f"s{slot}") for i in range(size)]
+                gpus += [Gpu(f"{name}s{slot}g{i}", name, f"r{number % racks}") for i in range(size)]
             number += 1
     return gpus
 

@@ -35,7 +35,7 @@ class Job:
 
 def claim(left: float, done: float = 0.0, width: int = 2, across: float = 1.0) -> m.Report:
     """What an app of one job says. ``left``, ``done``: GPU seconds. ``width``: GPUs of the job. ``across``: its S."""
-    return m.Report(((JobKind(width, 1.0, 1, left, left),),), done, width, across=(across, across))
+    return m.Report(((JobKind(width, 1, left, left),),), done, width, across=(across, across))
 
 
 class Service:

@@ -118,7 +118,7 @@ def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
         heard("evil", 2, report=m.Report(done=math.nan)),
         heard("evil", 2, left=(("m-0", 1),)),
         heard("evil", (1 << 63) - 1, "digest", report=m.Report(endless=100_000)),
-        heard("evil", 2, report=m.Report(((JobKind(100_000, 1.0, 1 << 62, 1e14, 1e14),),), 1e14, 1)),
+        heard("evil", 2, report=m.Report(((JobKind(100_000, 1 << 62, 1e14, 1e14),),), 1e14, 1)),
         heard("evil", 2, user="a", together=1024),
         heard("a", 1),
         m.Gpus(()),

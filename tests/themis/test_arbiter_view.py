@@ -18,10 +18,10 @@ def test_every_reason_to_wait() -> None:
     cluster.wait(20)
     waits = {name: app["waits"] for name, app in view(cluster.arbiter.state).items()}
     assert waits["a"] == ""
-    assert waits["c"] == "it has had no part in a round yet; the quota of user 'carl', 0 devices, is used up"
+    assert waits["c"] == "the quota of user 'carl', 0 devices, is used up"
     cluster.send(m.Configured({"quotas": {"carl": None}}))
     assert re.fullmatch(
-        r".*; all 2 devices are leased; the next one of another app is offered in \d+ s; 0 apps are further behind",
+        r"all 2 devices are leased; the next one of another app is offered in \d+ s; 0 apps are further behind",
         view(cluster.arbiter.state)["c"]["waits"],
     )
 

@@ -19,7 +19,7 @@ class Name(str):
     """A str of the tenant's own kind."""
 
 
-KIND = JobKind(2, 1.0, 3, 30.0, 10.0)
+KIND = JobKind(2, 3, 30.0, 10.0)
 REPORT = m.Report(((KIND,),), 5.0, 6, 8, (1.1, 1.3))
 HEARD = m.Heard("a", "a/1", 1, REPORT, "digest", (("m-0", 1),), "anna", "ff", 2, {"CPU": 1.0})
 
@@ -45,7 +45,7 @@ NUMBERS = [MOST_NUMBER * 2, float("nan"), float("inf"), -1.0, True, "1", None, F
         *(replace(HEARD, report=replace(REPORT, done=value)) for value in NUMBERS),
         *(
             replace(HEARD, report=replace(REPORT, phases=((replace(KIND, **{name: value}),),)))
-            for name in ("work", "longest", "sensitivity")
+            for name in ("work", "longest")
             for value in NUMBERS
         ),
         *(
