@@ -52,7 +52,7 @@ class AppRecord:
     session: str
     #: When it joined.
     joined: float
-    #: When its agent last sent anything.
+    #: When its agent's newest message came.
     heard: float
     #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg. While it is silent for so
     #: long that it has lost its leases, this is N_avg itself.
@@ -98,7 +98,10 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
+    #: Whether its newest report was compared with what happened.
+    compared: bool = False
     #: All as of `messages.Heard`; the bundle is empty if the record was made from a reservation.
+    number: int = 0
     life: str = ""
     together: int = 1
     bundle: dict[str, float] = field(default_factory=dict)

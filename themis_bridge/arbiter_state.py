@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from themis_bridge.app_record import AppRecord, crowding
@@ -27,17 +27,6 @@ MOST_DOUBTS = 1000
 FORGOTTEN = 1.0
 
 
-@dataclass
-class Newest:
-    """An app's newest report. number: of its message. at: the arbiter's clock when it came."""
-
-    number: int
-    report: Report
-    at: float
-    #: Whether it was compared with what happened.
-    taken: bool = False
-
-
 class ArbiterState:
     """See the module. Everything but ``gpus``, ``reports`` and ``backoff`` is stored in the books.
 
@@ -50,8 +39,8 @@ class ArbiterState:
         self.gpus: dict[str, Gpu] = {}
         #: The apps that take part, by name.
         self.apps: dict[str, AppRecord] = {}
-        #: App -> its newest report, of those in ``apps`` that have sent one.
-        self.reports: dict[str, Newest] = {}
+        #: App -> its newest report, of those in ``apps`` that have sent one to this arbiter.
+        self.reports: dict[str, Report] = {}
         #: Apps that have been silent for so long that they hold nothing, and whose names are kept.
         self.away: dict[str, AppRecord] = {}
         #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
@@ -206,13 +195,12 @@ class ArbiterState:
 
     def hear(self, event: Heard) -> bool:
         """Note who an app is and its report, unless a newer one has come. Returns whether it is the newest one."""
-        before = self.reports.get(event.app)
-        if before is not None and event.number <= before.number:
-            return False
         app = self.apps.get(event.app) or self.add(event.app, event.user)
-        app.session, app.heard, app.user, app.life = event.session, self.clock, event.user, event.life
-        app.together, app.bundle = event.together, dict(event.bundle)
-        self.reports[event.app] = Newest(event.number, event.report, self.clock)
+        if app.session == event.session and event.number <= app.number:
+            return False
+        app.session, app.number, app.heard, app.compared = event.session, event.number, self.clock, False
+        app.user, app.life, app.together, app.bundle = event.user, event.life, event.together, dict(event.bundle)
+        self.reports[event.app] = event.report
         return True
 
     def take_report(self, name: str) -> None:
@@ -220,18 +208,16 @@ class ArbiterState:
 
         One that came long ago is not compared: the app has worked since, and could not say so.
         """
-        app, newest = self.apps[name], self.reports[name]
-        new = not newest.taken and self.clock - newest.at <= self.settings.answer_s
-        newest.taken = newest.taken or new
+        app = self.apps[name]
+        new = not app.compared and self.clock - app.heard <= self.settings.answer_s
+        app.compared = app.compared or new
         held = {lease.token: self.gpus[lease.gpu] for lease in self.leases.of(name)}
-        app.take_report(newest.report, held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
+        app.take_report(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
 
     def worth(self, name: str, held: int | None = None) -> Valuation | Endless:
         """What GPUs are worth to an app now. ``held``: how many it holds; None: those of its leases."""
         app, held = self.apps[name], len(self.leases.of(name)) if held is None else held
-        return app.worth(
-            self.reports[name].report, held, len(self.gpus), self.clock - app.joined, self.contention(name)
-        )
+        return app.worth(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name))
 
     # --- questions
 

@@ -115,7 +115,7 @@ class Auctioneer:
         # After a restart of the arbiter, apps have to say first how things are.
         if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
-        apps = [name for name in state.apps if name in state.reports and state.reports[name].at >= oldest]
+        apps = [name for name, app in state.apps.items() if name in state.reports and app.heard >= oldest]
         recalled = self._recalled([name for name in apps if state.apps[name].rho is None])
         offer = state.offerable(recalled)
         if not apps or not offer:
@@ -207,7 +207,7 @@ class Auctioneer:
                 held[app] += (state.gpus[gpu],)
         needs = {}
         for app in held:
-            record, worth, report = state.apps[app], state.worth(app), state.reports[app].report
+            record, worth, report = state.apps[app], state.worth(app), state.reports[app]
             factor = record.factor(app, weights)
             wanted = {record.wanted: 1} if record.wanted else {}
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)

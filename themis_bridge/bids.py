@@ -102,19 +102,13 @@ class Endless:
     """What GPUs are worth to an app that never ends, such as a service, see `fairness.endless_rho`.
 
     useful: GPUs that its load wants now, >= 1. share: its share of the cluster, R_C / N_avg, GPUs.
+    gang, together: as of `Valuation`; each of its GPUs works alone.
     """
 
     useful: int
     share: float
-
-    @property
-    def gang(self) -> int:
-        """1: each of its GPUs works alone."""
-        return 1
-
-    @property
-    def together(self) -> int:
-        return 1
+    gang: int = 1
+    together: int = 1
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """As `Valuation.rho`; places change nothing."""

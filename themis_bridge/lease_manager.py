@@ -190,7 +190,7 @@ class LeaseManager:
                 # The books have a newer lease, but the reservation of an older one still exists: close that first.
                 state.leases.drop(known)
             lease = Lease(gpu, app, token, state.clock + state.settings.lease_s)
-            state.leases.adopt(lease)
+            state.leases.add(lease)
             if known is not None or not adopt:
                 lease.closing = True
             elif app not in state.apps:

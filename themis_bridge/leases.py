@@ -119,16 +119,12 @@ class LeaseTable:
             raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
         self.token += 1
         lease = Lease(gpu, app, self.token, expires)
-        self._add(lease)
+        self.add(lease)
         return lease
 
-    def _add(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
+        """Add a lease of a free GPU that has a token already."""
         self._leases[lease.gpu] = self._of.setdefault(lease.app, {})[lease.gpu] = lease
-
-    def adopt(self, lease: Lease) -> None:
-        """Add a lease whose reservation was found in the cluster but not in the books."""
-        self._add(lease)
-        self.token = max(self.token, lease.token)
 
     def drop(self, lease: Lease) -> None:
         """Remove a lease whose reservation is gone."""
@@ -147,6 +143,6 @@ class LeaseTable:
         """The table of ``data``. The next token is larger than those in ``seen``, too."""
         table = cls()
         for each in data.get("leases", ()):
-            table._add(Lease(**each))
+            table.add(Lease(**each))
         table.token = max([int(data.get("token", 0)), *seen])
         return table

@@ -104,14 +104,6 @@ def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
     assert books(world)["apps"]["a"]["bundle"] == {"CPU": 1.0, "memory": 4.0}
 
 
-def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
-    world.actor.hear(heard("a", 1))
-    for silent, ends in ((1.0, True), (15.0, False)):
-        world.now += silent
-        world.actor._handle(m.Tick())
-        assert world.actor.hear(heard("a", 1, session="two")).ends == ends
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -139,36 +131,8 @@ def test_whatever_an_app_sends_it_harms_nobody_else(message, world):
     assert world.actor.status()["failed_rounds"] == 0 and not world.actor.status()["trouble"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"bundle": {"CPU": 1.0, "memory": "4"}},
-        {"bundle": {"CPU": 1.0, 4: 4.0}},
-        {"bundle": {"CPU": 1.0, "memory": {4}}},
-        {"bundle": {"CPU": 1.0, "memory": -1.0}},
-        {"bundle": {"CPU": 1.0, "memory": math.nan}},
-        {"bundle": ["CPU"]},
-        {"together": 0},
-        {"together": "2"},
-        {"together": 1 << 20_000},
-        {"together": 2048},
-        {"user": "\ud800"},
-        {"user": "a" * 10**6},
-        {"app": "\ud800"},
-        {"bundle": {"CPU": 1.0, "\ud800": 0.0}},
-        {"bundle": {"CPU": 1.0, "memory": Fraction(4)}},
-        {"bundle": {"CPU": 1.0, "memory": 1e300}},
-        {"bundle": {"CPU": 1.0} | {f"r{number}": 0.0 for number in range(1000)}},
-        {"user": ["anna"]},
-        {"user": 5},
-        {"life": "no hex"},
-        {"life": 5},
-        {"session": None},
-        {"app": 5},
-        {"app": "a/b"},
-    ],
-)
-def test_a_join_that_cannot_be_true_is_refused(changes, world):
+@pytest.mark.parametrize("changes", [{"life": "no hex"}, {"app": "a/b"}, {"bundle": {"GPU": 1.0}}])
+def test_a_job_that_cannot_be_is_refused(changes, world):
     with pytest.raises(ValueError):
         world.actor.hear(replace(heard("evil", 1), **changes))
     assert not world.actor._arbiter.state.apps
@@ -202,13 +166,6 @@ def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
     world.join("a", Job(2))
     world.run(30.0)
     assert [app for app, _, _ in world.there()] == ["a", "a"]
-
-
-def test_what_one_app_cannot_have_bars_those_that_ask_for_as_much_of_what_it_asks_for(world):
-    for name, more in (("a", {"disk": 0.0}), ("b", {"memory": 4.0}), ("c", {"memory": 8.0})):
-        world.actor.hear(heard(name, 1, bundle={"CPU": 1.0, **more}))
-    for name, apps in (("a", "abc"), ("b", "bc"), ("c", "c")):
-        assert world.actor._arbiter.state.asking_for(name) == set(apps)
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):

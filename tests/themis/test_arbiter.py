@@ -49,14 +49,6 @@ def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
     assert not cluster.reserved, "leases end as ever"
 
 
-def test_a_second_app_of_one_name_is_refused():
-    cluster = Cluster(2)
-    agent = cluster.join("a", session="one")
-    held = dict(agent.leases)
-    assert "is running" in cluster.join("a", session="two").refused
-    assert agent.leases == held
-
-
 def silent(seconds: float) -> Cluster:
     """A cluster whose app "a", session "one", has been silent for so long."""
     cluster = Cluster(1, Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=20))

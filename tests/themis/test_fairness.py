@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from benchmarks.shared_cluster.ideal import phase_time
 from themis_bridge import JobInfo, ThemisError, independent_finish_time
-from themis_bridge.bids import Valuation
 from themis_bridge.fairness import halving_phases, kinds_of
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
 
@@ -77,11 +76,6 @@ def test_guesses_give_way_to_measurements():
     assert slow.of("machine") == 1.0
 
 
-def test_jobs_of_different_widths_use_the_sum_of_their_widths():
-    jobs = [JobInfo(1, 10, 2)] * 20 + [JobInfo(1, 10, 5)] * 2
-    assert Phase(kinds_of(jobs)).demand == Valuation([jobs], 0.0, 1.0).useful == 50
-
-
 def test_jobs_stay_together_where_that_is_faster():
     phase = Phase(kinds_of([JobInfo(10, 10, 4)]))
     assert phase.time([4], 1.3) == 25
@@ -103,11 +97,3 @@ def test_another_gpu_never_hurts(jobs, counts, place):
     assert phase.time([*counts, 1], 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)
     assert phase.time(counts, 1.3) <= phase.time([], 1.3)
     assert phase.time(counts, 1.3) >= phase_time(jobs, sum(counts)) * (1 - 1e-12)
-
-
-def test_the_time_that_passed_raises_rho():
-    base = Valuation(PHASES, 0.0, 2500.0)
-    gpu = Gpu("0", "m")
-    assert base.rho([gpu]) == 4
-    assert Valuation(PHASES, 2500.0, 2500.0).rho([gpu]) == 5
-    assert base.rho([]) == 400

@@ -72,15 +72,6 @@ def test_a_reservation_that_ray_can_make_is_made_however_busy_the_arbiter_is(num
     assert len(events) == number and {type(each) for each in events} == {m.Reserved}
 
 
-def test_a_reservation_that_waited_for_its_first_call_is_not_given_up(monkeypatch):
-    ray = Ray(monkeypatch)
-    ray.reserve(1)
-    ray.now += CREATE_S + 1
-    assert ray.work() == []
-    ray.now += CREATE_S + 1
-    assert ray.work() == [m.Reserved("g0", 0, "g0")]
-
-
 def test_a_group_that_an_earlier_arbiter_asked_for_has_its_time_from_the_first_look(monkeypatch):
     ray = Ray(monkeypatch)
     ray.full = True

@@ -72,6 +72,14 @@ NUMBERS = [MOST_NUMBER * 2, float("nan"), float("inf"), -1.0, True, "1", None, F
         replace(HEARD, known=5),
         *(replace(HEARD, left=value) for value in (None, "ab", (("m-0",),), ((5, 1),), (("m" * 10**6, 1),))),
         replace(HEARD, left=(("\ud800", 1),)),
+        *(
+            replace(HEARD, bundle={"CPU": 1.0, **more})
+            for more in ({"x": "4"}, {4: 4.0}, {"x": -1.0}, {"x": float("nan")}, {"\ud800": 0.0}, {"x": 1e300})
+        ),
+        replace(HEARD, bundle=["CPU"]),
+        replace(HEARD, bundle={f"r{number}": 0.0 for number in range(1000)}),
+        *(replace(HEARD, together=value) for value in (0, "2", 1 << 20_000, 2048)),
+        *(replace(HEARD, **{name: value}) for name in ("app", "session", "user", "life") for value in (5, "\ud800")),
         m.AppLeft("a", "a/1"),
         None,
     ],

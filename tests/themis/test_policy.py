@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.shared_cluster.baselines import policy
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import LONG_WAIT, Need, Situation, Themis, share_leftover, tie_break, worst_first
@@ -95,24 +94,6 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
     # Each of them gets one gang; the rest goes by work left.
     given = share_leftover(Situation(needs, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
-
-
-def unlike(wants: int = 2) -> Situation:
-    """Four GPUs on one machine, all held by "first" until their leases end, and two apps further behind than it."""
-    offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
-    needs = {"first": Need(1.0, 4), "last": Need(3.0, wants), "middle": Need(2.0, wants)}
-    held = {"first": (), "last": (Gpu("x", "n"),), "middle": (Gpu("y", "n"),)}
-    return Situation(needs, held, offer, dict.fromkeys(offer, "first"), {})
-
-
-def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lots_for_what_is_left():
-    rule, situation = policy("paper", 0.4), unlike(3)
-    # Two of three apps, though the first of them could use half of the offer and the two together all of it.
-    assert rule.bidders(situation) == ["last", "middle"]
-    none, one = frozenset[str](), frozenset({"g0"})
-    found = rule.decide(situation, {"last": Bid("last", {none: 3.0, one: 1.0})})
-    assert found.grants["g0"] == "last" and found.clearing is not None
-    assert found.leftovers == {"g1", "g2", "g3"} and "last" not in {found.grants[gpu] for gpu in found.leftovers}
 
 
 # Ties

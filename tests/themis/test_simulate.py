@@ -15,7 +15,6 @@ from tests.themis.cluster import claim
 from themis_bridge import JobInfo
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Need, Situation
 
 
 def app(name: str, *phases: int) -> Spec:
@@ -41,34 +40,6 @@ def test_an_end_within_a_microsecond_of_a_round(seconds: int) -> None:
     for nudge in (-1e-7, 0.0, 1e-7, 4e-7):
         run = simulate([app("a", seconds + nudge)], [Gpu("g", "m")], Setup())
         assert run.makespan == pytest.approx(seconds + SWITCH_S)
-
-
-def test_gpus_that_are_gained_together_cost_one_switch() -> None:
-    specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
-    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
-    assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
-
-
-def test_drf_gives_a_new_app_its_share_of_a_full_cluster() -> None:
-    long = Spec("long", 0.0, [[JobInfo(10000, 1.0)] * 4])
-    late = Spec("late", 100.0, [[JobInfo(1000, 1.0)]])
-    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
-    assert simulate([long, late], gpus, Setup(policy="drf")).jct["late"] < 2000
-
-
-def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
-    wide = Spec("wide", 0.0, [[JobInfo(80000, 1.0, 8)]])
-    narrow = Spec("narrow", 1.0, [[JobInfo(1000, 1.0)] * 4])
-    gpus = [Gpu(f"g{i}", f"m{i // 4}") for i in range(8)]
-    # On both machines the wide job would be placed worse than on one of them.
-    assert simulate([wide, narrow], gpus, Setup(policy="gandiva")).jct["narrow"] < 2000
-
-
-def test_baselines_without_placement_take_the_first_gpus() -> None:
-    offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
-    need = Need(1.0, 3, report=TwinApp(app("a", 1000)).report())
-    situation = Situation({"a": need}, {"a": ()}, offer, {}, {})
-    assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
 def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:

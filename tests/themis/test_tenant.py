@@ -82,28 +82,22 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster):
     assert not cluster.arbiter.apps
 
 
-def test_a_job_names_its_user_whenever_it_joins(cluster):
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
-    assert cluster.arbiter.users == {"a": "anna"}
-    job._arbiter = cluster.arbiter = Arbiter("GPU")
-    until(lambda: cluster.arbiter.users == {"a": "anna"})
-    job.close()
-
-
-def test_a_join_that_is_answered_late_is_waited_for(cluster, caplog):
+def test_a_join_that_is_answered_late_or_refused_because_of_a_silent_namesake_is_waited_for(cluster, caplog):
     hear, sessions = cluster.arbiter._hear, []
 
-    def slow(heard):
+    def late(heard):
         sessions.append(heard.session)
         if len(sessions) < 4:
             raise ray.exceptions.GetTimeoutError
-        hear(heard)
+        why = "an app of the name 'a' is silent, and keeps its name"
+        return m.Refused(why, ends=len(sessions) < 6) if len(sessions) < 8 else hear(heard)
 
-    cluster.arbiter.hear = Remote(slow)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert cluster.arbiter.apps == {"a"} and job.poll() == []
-    assert len(sessions) >= 4 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
-    assert len([line for line in caplog.messages if "has not answered within 10 s" in line]) == 1
+    cluster.arbiter.hear = Remote(late)
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
+    assert cluster.arbiter.users == {"a": "anna"} and job.poll() == []
+    assert len(sessions) >= 8 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
+    for said in ("has not answered within 10 s", "keeps its name; trying to join"):
+        assert len([line for line in caplog.messages if said in line]) == 1
     job.close()
 
 
@@ -116,21 +110,6 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
     cluster.arbiter.hear = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-
-
-def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, caplog):
-    hear, calls = cluster.arbiter._hear, []
-
-    def kept(heard):
-        calls.append(heard)
-        why = "an app of the name 'a' is silent, and keeps its name"
-        return m.Refused(why, len(calls) < 2) if len(calls) < 4 else hear(heard)
-
-    cluster.arbiter.hear = Remote(kept)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert len(calls) >= 4 and job.poll() == []
-    assert len([line for line in caplog.messages if "keeps its name; trying to join" in line]) == 1
-    job.close()
 
 
 @pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "hear", "get"])
