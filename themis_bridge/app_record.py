@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from themis_bridge.bids import Endless, Valuation
-from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
+from themis_bridge.locality import Gpu, Phase, whole_gangs
 from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
@@ -257,11 +257,10 @@ def valued(report: Report, elapsed: float, fair: float, together: int, haste: fl
     fair: T_id, s. together: as of `messages.Heard`. haste: the work left, by its word, is divided by this factor.
     """
     machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
-    slowdowns = Slowdowns({"machine": 1.0, "rack": machines, "cluster": racks})
     phases = [Phase(kinds) for kinds in report.phases]
     if haste != 1.0:
         phases = [phase.part(1 / haste) for phase in phases]
-    return Valuation(phases, elapsed, fair, slowdowns, report.most, together)
+    return Valuation(phases, elapsed, fair, (machines, max(machines, racks)), report.most, together)
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:

@@ -54,7 +54,7 @@ class Arbiter:
     def restored(
         cls,
         data: Mapping[str, Any],
-        reserved: Mapping[str, tuple[str, int]],
+        reserved: Mapping[str, tuple[str, int, str]],
         gpus: Iterable[Gpu],
         wall: float,
         newest: int = 0,
@@ -63,13 +63,13 @@ class Arbiter:
 
         Args:
             data: what `ArbiterState.saved` of the dead one returned; empty if the books are lost.
-            reserved: GPU -> (app, token) of the reservations that exist now. Those that the books do not have are
-                removed; without books they become leases.
+            reserved: GPU -> (app, token, id of the group, "" while Ray has not made it) of the reservations that exist
+                now. Those that the books do not have are removed; without books they become leases.
             gpus: the GPUs in the cluster now.
             wall: time of day, s; see `ArbiterState.loaded`.
             newest: the largest token that any reservation ever had, if that is known.
         """
-        tokens = [newest, *(token for _, token in reserved.values())]
+        tokens = [newest, *(token for _, token, _ in reserved.values())]
         arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter

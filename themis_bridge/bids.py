@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo, endless_rho, kinds_of
-from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
+from themis_bridge.locality import GUESSES, Gpu, Phase, whole_gangs
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
 #: table makes the auction faster; `benchmarks.auction` measures what it loses.
@@ -38,7 +38,7 @@ class Valuation:
     phases: the work left, the running phase first.
     elapsed: seconds since the app arrived.
     independent: T_id, s.
-    slowdowns: what a placement costs the app.
+    across: its S on GPUs of several machines, and of several racks.
     most: how many GPUs the app wants at most; None for all that its jobs can use.
     together: how many GPUs of one machine each trial needs at once, see `messages.Heard`; others are of no use.
     """
@@ -46,7 +46,7 @@ class Valuation:
     phases: Sequence[Sequence[JobInfo] | Phase]
     elapsed: float
     independent: float
-    slowdowns: Slowdowns = field(default_factory=Slowdowns)
+    across: tuple[float, float] = GUESSES
     most: int | None = None
     together: int = 1
 
@@ -88,7 +88,7 @@ class Valuation:
         for size, number in (pieces or {}).items():
             counts += [size] * number
         places = {gpu.rack for gpu in held}.union(racks)
-        across = self.slowdowns.of("cluster" if len(places) > 1 else "rack")
+        across = self.across[len(places) > 1]
         counts = [count - count % self.together for count in counts]
         return sum(phase.time(counts, across) for phase in self._phases)
 

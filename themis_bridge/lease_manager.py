@@ -167,10 +167,10 @@ class LeaseManager:
 
     # --- restart
 
-    def reconcile(self, reserved: Mapping[str, tuple[str, int]], adopt: bool) -> None:
+    def reconcile(self, reserved: Mapping[str, tuple[str, int, str]], adopt: bool) -> None:
         """Make the leases of the books and the reservations that exist agree.
 
-        ``reserved``: GPU -> (app, token) of the reservations. ``adopt``: whether reservations that are not in the books
+        ``reserved``: as of `Arbiter.restored`. ``adopt``: whether reservations that are not in the books
         become leases; otherwise they are removed.
         """
         state = self._state
@@ -182,14 +182,15 @@ class LeaseManager:
                 # The reservation may have existed and be gone again; a token must not be reserved twice.
                 state.leases.drop(lease)
                 self.grant_gpu(lease.gpu, lease.app, lease.expires)
-        for gpu, (app, token) in reserved.items():
+        for gpu, (app, token, group) in reserved.items():
             known = state.leases.get(gpu)
             if known is not None and known.token == token:
+                known.group = group
                 continue
             if known is not None:
                 # The books have a newer lease, but the reservation of an older one still exists: close that first.
                 state.leases.drop(known)
-            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s)
+            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s, group=group)
             state.leases.add(lease)
             if known is not None or not adopt:
                 lease.closing = True

@@ -50,7 +50,7 @@ class Report:
     done: work done so far, GPU seconds.
     peak: the most GPUs that the app could ever use.
     most: how many GPUs it wants at most; None: all that its jobs can use.
-    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality`.
+    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality.Slowdowns`.
     endless: it never ends, as a service, and its load wants so many GPUs now. Then nothing else counts. 0: it ends.
     """
 
@@ -58,7 +58,7 @@ class Report:
     done: float = 0.0
     peak: int = 1
     most: int | None = None
-    across: tuple[float, float] = (GUESSES["rack"], GUESSES["cluster"])
+    across: tuple[float, float] = GUESSES
     endless: int = 0
 
 

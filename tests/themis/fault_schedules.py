@@ -331,11 +331,11 @@ class World:
         if data == {} and self.disk:
             self.say("and has lost its books")
             self._forgive()  # With them it has lost how long each app has been silent.
-        self.arbiter = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
+        self.arbiter = Arbiter.restored(
+            data, {gpu: (*held, "group") for gpu, held in self.reserved.items()}, self.there.values(), self.now
+        )
         if data == {}:
             self.arbiter.state.settings = SETTINGS
-        for gpu, (_, token) in self.reserved.items():
-            self.arbiter.handle(m.Reserved(gpu, token, "group"), self.now + self._skew)
         check_arbiter(self.arbiter)
         self._shell()
 

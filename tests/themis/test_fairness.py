@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.shared_cluster.ideal import phase_time
 from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.fairness import halving_phases, kinds_of
-from themis_bridge.locality import Gpu, Phase, Slowdowns, link
+from themis_bridge.locality import Gpu, Phase, Slowdowns
 
 RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
 PHASES = halving_phases(RUNNING, [(2, 16), (1, 36)])
@@ -58,22 +58,13 @@ def test_impossible_numbers_are_refused(call):
 # --- placement
 
 
-def test_links_from_fast_to_slow():
-    a = Gpu("0", "m", "r")
-    assert link([a, Gpu("1", "m", "r")]) == "machine"
-    assert link([a, Gpu("2", "n", "r")]) == "rack"
-    assert link([a, Gpu("3", "n", "q")]) == "cluster"
-
-
 def test_guesses_give_way_to_measurements():
     slow = Slowdowns()
-    assert [slow.of(name) for name in ("machine", "rack", "cluster")] == [1.0, 1.1, 1.3]
-    here, there = Gpu("0", "m"), Gpu("1", "n")
-    slow.measured([here], 1.0)
-    slow.measured([here, there], 0.9)
-    assert slow.of("rack") == pytest.approx(1.8)
-    assert slow.of("cluster") == pytest.approx(1.8), "a slower link is never better"
-    assert slow.of("machine") == 1.0
+    assert slow.across == (1.1, 1.3)
+    slow.measured([Gpu("0", "m"), Gpu("1", "n")], 0.9)
+    assert slow.across == (1.8, 1.8), "what lies further apart is never better"
+    slow.measured([Gpu("0", "m"), Gpu("1", "n", "other")], 1.5)
+    assert slow.across == (1.8, 3.0)
 
 
 def test_jobs_stay_together_where_that_is_faster():

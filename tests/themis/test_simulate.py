@@ -58,7 +58,7 @@ def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:
 
 def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
     """The arbiter's doubt about an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
-    spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"machine": 1.0, "rack": 1.3, "cluster": 1.6})
+    spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], (1.3, 1.6))
     app, book = TwinApp(spec, error=error, lie=lie), AppRecord("s", 0.0, 0.0)
     for number, place in enumerate(places, 1):
         for gpu in list(app.held):

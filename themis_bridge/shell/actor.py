@@ -294,15 +294,14 @@ def restored(
     to the default `Settings`, if there are no books. ``wall``: time of day, s.
     """
     known = {gpu.id for gpu in gpus}
-    there: dict[str, tuple[str, int]] = {}
-    made: list[m.Reserved] = []
+    there: dict[str, tuple[str, int, str]] = {}
     # Of two groups of one GPU, the one with the smaller token could not be made, and was being removed.
     for key, (state, group) in sorted(reservations.found().items(), key=lambda each: each[0][2]):
         app, gpu, token = key
-        groups.found(key, group, state == reservations.CREATED)
+        made = state == reservations.CREATED
+        groups.found(key, group, made)
         if gpu in known:
-            there[gpu] = app, token
-            made += [m.Reserved(gpu, token, reservations.id_of(group))] * (state == reservations.CREATED)
+            there[gpu] = app, token, reservations.id_of(group) if made else ""
     newest = reservations.newest_token()
     data = books.read()
     try:
@@ -313,7 +312,5 @@ def restored(
         arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     if not data:
         arbiter.state.settings = Settings().changed(settings)
-    for each in made:
-        arbiter.handle(each, time.monotonic())
     logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
     return arbiter
