@@ -6,7 +6,17 @@ from collections import Counter
 
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import LONG_WAIT, Need, Situation, Themis, share_leftover, tie_break, worst_first
+from themis_bridge.policy import (
+    LONG_WAIT,
+    Need,
+    Outcome,
+    Situation,
+    Themis,
+    share_leftover,
+    tie_break,
+    whole,
+    worst_first,
+)
 
 
 def bidders(needs: dict[str, Need], held: dict[str, tuple[Gpu, ...]], holder: dict[str, str], f: float) -> list[str]:
@@ -94,6 +104,15 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
     # Each of them gets one gang; the rest goes by work left.
     given = share_leftover(Situation(needs, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
+
+
+def test_half_a_gang_changes_no_hands():
+    offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
+    needs = {"gang": Need(9.0, 2, gang=2), "holder": Need(1.0, 1)}
+    situation = Situation(needs, dict.fromkeys(needs, ()), offer, {"g0": "holder"}, {}, together={"gang": 2})
+    torn, both = Outcome({"g0": "gang"}), Outcome(dict.fromkeys(offer, "gang"))
+    assert whole(situation, torn) == Outcome({"g0": "holder"}, overridden=frozenset({"g0"}))
+    assert whole(situation, both) == both
 
 
 # Ties

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
 from benchmarks.shared_cluster.baselines import BASELINES
-from benchmarks.shared_cluster.ideal import ends
 from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from tests.themis.cluster import claim
@@ -107,14 +106,6 @@ def test_nobody_starves_where_apps_outnumber_gpus() -> None:
     # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6.
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
     assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
-
-
-def test_equal_shares_end_when_arithmetic_says() -> None:
-    first = Spec("first", 0.0, [[JobInfo(100, 1.0, 2)], [JobInfo(50, 1.0, 1)]])
-    second = Spec("second", 25.0, [[JobInfo(75, 1.0, 2)]])
-    # The first app has both GPUs until 25 s and one until 75 s; then its second phase has one, the other app the other.
-    assert ends([second, first], 2) == pytest.approx({"first": 125.0, "second": 100.0})
-    assert ends([first], 2) == pytest.approx({"first": 100.0})
 
 
 def test_an_app_that_is_not_admitted_comes_again_and_has_waited_since_it_came_first() -> None:
