@@ -67,25 +67,18 @@ class App:
     """An app that gives each GPU back when it has it, or, unless it ``gives_back``, when its lease is not renewed."""
 
     def __init__(self, name: str, arbiter: Any, gpus: int, user: str = "", gives_back: bool = True):
-        self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus), user), arbiter
+        self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus), user, bundle={"GPU": 1.0}), arbiter
         self._gives_back = gives_back
         self.changes = 0
-
-    def join(self) -> None:
-        import ray
-
-        ray.get(self._arbiter.join.remote(self._agent.app, self._agent.session, {"GPU": 1.0}, self._agent.user))
 
     def exchange(self) -> None:
         import ray
 
         agent = self._agent
-        for notice in agent.take(ray.get(self._arbiter.report.remote(agent.heartbeat()))):
+        for notice in agent.take(ray.get(self._arbiter.hear.remote(agent.heartbeat()))):
             if isinstance(notice, Leave) or (self._gives_back and isinstance(notice, Gained)):
                 agent.vacated(notice.gpu.id, notice.token)
                 self.changes += isinstance(notice, Gained)
-        if agent.unknown:
-            self.join()
 
 
 def megabytes(process: psutil.Process) -> float:
@@ -115,7 +108,7 @@ def measure(changes: int, gpus: int) -> dict[str, Any]:
         head = next(each for each in psutil.Process().children(recursive=True) if "gcs_server" in each.name())
         apps = [App(name, arbiter, gpus) for name in ("a", "b")]
         for app in apps:
-            app.join()
+            app.exchange()
         found: dict[str, Any] = {}
         began = said = time.monotonic()
         start_mb = megabytes(head)
@@ -166,7 +159,7 @@ def users(gpus: int, seconds: float) -> dict[str, Any]:
             App("one", arbiter, gpus, "one", False)
         ]
         for app in apps:
-            app.join()
+            app.exchange()
         held: Counter[str] = Counter()
         began = last = time.monotonic()
         while last - began < seconds:
@@ -200,7 +193,7 @@ def idle(gpus: int, minutes: int, minute_s: float) -> dict[str, Any]:
     with leasing(gpus) as arbiter:
         apps = [App(name, arbiter, gpus, gives_back=False) for name in ("a", "b")]
         for app in apps:
-            app.join()
+            app.exchange()
         process = psutil.Process(control.status()["pid"])
         empty = ray.remote(Empty).options(num_cpus=0).remote()
         beside = psutil.Process(ray.get(empty.pid.remote()))
@@ -249,11 +242,11 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
                         known[name] = each.digest
                         agents[name].take(each)
 
-    send(*(m.GpuJoined(Gpu(f"g{i:05}", f"m{i // 8:04}")) for i in range(gpus)))
+    send(m.Gpus(tuple(Gpu(f"g{i:05}", f"m{i // 8:04}") for i in range(gpus))))
     for number in range(apps):
         name = f"app{number:04}"
         agents[name] = Agent(name, name, Work(max(1, 2 * gpus // apps)))
-        send(m.AppJoined(name, name))
+        send(agents[name].heartbeat())
     names = list(agents)
     patience = arbiter.state.settings.patience_s
     while now + patience / 2 < arbiter.state.settings.lease_s / 2:

@@ -32,12 +32,12 @@ from themis_bridge.winner_determination import WinnerDetermination
 
 
 def cluster(machines: dict[int, int], racks: int) -> list[Gpu]:
-    """The GPUs of a cluster. ``machines``: GPUs of a machine -> number of such machines; a slot has two GPUs."""
+    """The GPUs of a cluster. ``machines``: GPUs of a machine -> number of such machines."""
     gpus, number = [], 0
     for size, count in machines.items():
         for _ in range(count):
             name = f"m{number:04}"
-            gpus += [Gpu(f"{name}g{i}", name, f"r{number % racks}", f"s{i // 2}") for i in range(size)]
+            gpus += [Gpu(f"{name}g{i}", name, f"r{number % racks}") for i in range(size)]
             number += 1
     return gpus
 

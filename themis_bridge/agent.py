@@ -1,13 +1,13 @@
 """The agent: says how things are with one tuning app, and tells the app's executor which GPUs the app holds.
 
-It is a state machine like the arbiter. Five times a second it sends what the app still has to do. The arbiter answers
+It is a state machine like the arbiter. Five times a second it says what the app still has to do. The arbiter answers
 with all leases of the app, and the agent derives from them which GPUs were gained, which have to be left and which are
 lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,21 +51,28 @@ class Agent:
     """The agent of one app.
 
     session: a name that is unique to this run of the app's driver.
-    user: whose app it is, together: how many GPUs of one machine each of its trials needs at once; see
-        `messages.AppJoined`.
+    user, together, bundle: as of `messages.Heard`.
     """
 
-    def __init__(self, app: str, session: str, work: Work, user: str = "", together: int = 1):
-        self.app, self.session, self.user, self.together = app, session, user, together
-        self.work = work
+    def __init__(
+        self,
+        app: str,
+        session: str,
+        work: Work,
+        user: str = "",
+        together: int = 1,
+        bundle: Mapping[str, float] | None = None,
+    ):
+        self.app, self.session, self.work = app, session, work
+        self.user, self.together, self.bundle = user, together, dict(bundle or {})
+        #: As of `messages.Heard`.
+        self.life = ""
         #: GPU id -> its lease, by the arbiter's last message.
         self.leases: dict[str, m.LeaseView] = {}
         #: GPUs that are on their way to it, by the arbiter's last message; told only if it needs gangs.
         self.promised = 0
         #: Why the arbiter refused this app for good; None if it did not.
         self.refused: str | None = None
-        #: Whether the arbiter does not know the app, so that it has to join again.
-        self.unknown = False
         #: Leases that the executor gave up by itself, until the arbiter's message has them no more: (GPU, token).
         self._left: set[tuple[str, int]] = set()
         #: Digest of the newest `messages.Leases`.
@@ -77,19 +84,15 @@ class Agent:
         """What to send to the arbiter five times a second. The answer has the app's leases if they have changed."""
         self._sent += 1
         left = tuple(sorted(self._left))
-        return m.Heard(self.app, self.session, self._sent, self.work.report(), self._known, left)
+        who = self.user, self.life, self.together, self.bundle
+        return m.Heard(self.app, self.session, self._sent, self.work.report(), self._known, left, *who)
 
     def take(self, answer: m.Leases | m.Refused | None) -> list[Notice]:
-        """Take the answer to the last message that was sent, or to a join. Returns the notices to the executor."""
-        self.unknown = False
-        if isinstance(answer, m.Refused):
-            if answer.then == "end":
-                self.refused = answer.why
-                return self._drop_leases(self.leases)
-            self.unknown = answer.then == "join"
-        elif isinstance(answer, m.Leases):
-            return self._update_leases(answer)
-        return []
+        """Take the answer to the last message. Returns the notices to the executor."""
+        if isinstance(answer, m.Refused) and answer.ends:
+            self.refused = answer.why
+            return self._drop_leases(self.leases)
+        return self._update_leases(answer) if isinstance(answer, m.Leases) else []
 
     def vacated(self, gpu: str, token: int | None = None) -> None:
         """The executor has left the GPU for good.

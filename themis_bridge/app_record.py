@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from themis_bridge.bids import Endless, Valuation
-from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
+from themis_bridge.locality import Gpu, Phase, whole_gangs
 from themis_bridge.messages import Report
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
@@ -52,7 +52,7 @@ class AppRecord:
     session: str
     #: When it joined.
     joined: float
-    #: When its agent last sent anything.
+    #: When its agent's newest message came.
     heard: float
     #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg. While it is silent for so
     #: long that it has lost its leases, this is N_avg itself.
@@ -98,9 +98,13 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
-    #: Both as of `messages.AppJoined`.
+    #: Whether its newest report was compared with what happened.
+    compared: bool = False
+    #: All as of `messages.Heard`; the bundle is empty if the record was made from a reservation.
+    number: int = 0
     life: str = ""
     together: int = 1
+    bundle: dict[str, float] = field(default_factory=dict)
 
     def take_report(
         self,
@@ -250,14 +254,13 @@ class AppRecord:
 def valued(report: Report, elapsed: float, fair: float, together: int, haste: float = 1.0) -> Valuation:
     """What GPUs are worth to an app by its report.
 
-    fair: T_id, s. together: as of `messages.AppJoined`. haste: the work left, by its word, is divided by this factor.
+    fair: T_id, s. together: as of `messages.Heard`. haste: the work left, by its word, is divided by this factor.
     """
     machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
-    slowdowns = Slowdowns({"slot": 1.0, "machine": 1.0, "rack": machines, "cluster": racks})
     phases = [Phase(kinds) for kinds in report.phases]
     if haste != 1.0:
         phases = [phase.part(1 / haste) for phase in phases]
-    return Valuation(phases, elapsed, fair, slowdowns, report.most, together)
+    return Valuation(phases, elapsed, fair, (machines, max(machines, racks)), report.most, together)
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:

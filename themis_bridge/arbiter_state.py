@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from themis_bridge.app_record import AppRecord, crowding
@@ -17,7 +17,7 @@ from themis_bridge.backoff import Backoff
 from themis_bridge.bids import Endless, Valuation
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Report
+from themis_bridge.messages import Heard, Report
 from themis_bridge.settings import NO_QUOTA, Settings
 
 #: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
@@ -25,17 +25,6 @@ from themis_bridge.settings import NO_QUOTA, Settings
 MOST_DOUBTS = 1000
 #: GPU seconds of usage that are forgotten; any lease is more.
 FORGOTTEN = 1.0
-
-
-@dataclass
-class Newest:
-    """An app's newest report. number: of its message. at: the arbiter's clock when it came."""
-
-    number: int
-    report: Report
-    at: float
-    #: Whether it was compared with what happened.
-    taken: bool = False
 
 
 class ArbiterState:
@@ -50,8 +39,8 @@ class ArbiterState:
         self.gpus: dict[str, Gpu] = {}
         #: The apps that take part, by name.
         self.apps: dict[str, AppRecord] = {}
-        #: App -> its newest report, of those in ``apps`` that have sent one.
-        self.reports: dict[str, Newest] = {}
+        #: App -> its newest report, of those in ``apps`` that have sent one to this arbiter.
+        self.reports: dict[str, Report] = {}
         #: Apps that have been silent for so long that they hold nothing, and whose names are kept.
         self.away: dict[str, AppRecord] = {}
         #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
@@ -173,6 +162,7 @@ class ArbiterState:
             app = AppRecord("", self.clock, self.clock, former=max(former, *hidden, 1.0))
         else:
             app.crowd *= self.clock - app.joined
+            app.rho = None
         self.apps[name] = app
         return app
 
@@ -203,12 +193,14 @@ class ArbiterState:
 
     # --- what apps report
 
-    def hear(self, name: str, number: int, report: Report) -> bool:
-        """Note an app's report, unless a newer one has come. Returns whether it is the newest one."""
-        before = self.reports.get(name)
-        if before is not None and number <= before.number:
+    def hear(self, event: Heard) -> bool:
+        """Note who an app is and its report, unless a newer one has come. Returns whether it is the newest one."""
+        app = self.apps.get(event.app) or self.add(event.app, event.user)
+        if app.session == event.session and event.number <= app.number:
             return False
-        self.reports[name] = Newest(number, report, self.clock)
+        app.session, app.number, app.heard, app.compared = event.session, event.number, self.clock, False
+        app.user, app.life, app.together, app.bundle = event.user, event.life, event.together, dict(event.bundle)
+        self.reports[event.app] = event.report
         return True
 
     def take_report(self, name: str) -> None:
@@ -216,18 +208,16 @@ class ArbiterState:
 
         One that came long ago is not compared: the app has worked since, and could not say so.
         """
-        app, newest = self.apps[name], self.reports[name]
-        new = not newest.taken and self.clock - newest.at <= self.settings.answer_s
-        newest.taken = newest.taken or new
+        app = self.apps[name]
+        new = not app.compared and self.clock - app.heard <= self.settings.answer_s
+        app.compared = app.compared or new
         held = {lease.token: self.gpus[lease.gpu] for lease in self.leases.of(name)}
-        app.take_report(newest.report, held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
+        app.take_report(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
 
     def worth(self, name: str, held: int | None = None) -> Valuation | Endless:
         """What GPUs are worth to an app now. ``held``: how many it holds; None: those of its leases."""
         app, held = self.apps[name], len(self.leases.of(name)) if held is None else held
-        return app.worth(
-            self.reports[name].report, held, len(self.gpus), self.clock - app.joined, self.contention(name)
-        )
+        return app.worth(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name))
 
     # --- questions
 
@@ -274,6 +264,15 @@ class ArbiterState:
             f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
         )
 
+    def asking_for(self, app: str) -> set[str]:
+        """The apps that ask for at least as much as this one with one of their devices."""
+        least = [(name, amount) for name, amount in self.apps[app].bundle.items() if amount > 0]
+        return {
+            name
+            for name, each in self.apps.items()
+            if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
+        }
+
     def gangs(self) -> dict[str, int]:
         """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
         return {name: app.together for name, app in self.apps.items() if app.together > 1}
@@ -286,15 +285,15 @@ class ArbiterState:
         settled = lease.gpu not in offer and lease.heir is None and not lease.ending
         return settled and (lease.gpu, lease.app) not in self.backoff
 
-    def offerable(self) -> dict[str, Gpu]:
-        """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer."""
+    def offerable(self, recalled: Container[str] = ()) -> dict[str, Gpu]:
+        """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer or recalled."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
             if lease is None:
                 if not self.apps.keys() <= self.backoff.barred_apps(name, self.clock):
                     found[name] = gpu
-            elif lease.on_offer(self.clock, self.settings.notice_s):
+            elif name in recalled or lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
 
@@ -335,13 +334,19 @@ def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, 
 
 
 #: The types of JSON that a field of a record may have, by the first word of its annotation.
-_TYPES: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "float": (int, float),
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "dict": (dict,),
+}
 
 
 def _check_types(record: Any) -> None:
     """Raise TypeError if a field of a record from the books has a value of a type that would fail later, in a tick."""
     for each in fields(record):
         value, annotation = getattr(record, each.name), str(each.type)
-        allowed = _TYPES.get(annotation.split(" ")[0], (list, tuple))
+        allowed = _TYPES.get(annotation.replace("[", " ").split(" ")[0], (list, tuple))
         if not isinstance(value, allowed) and not (value is None and annotation.endswith("| None")):
             raise TypeError(f"{each.name}={value!r} of a {type(record).__name__}: expected {annotation}")

@@ -12,7 +12,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
@@ -29,7 +28,8 @@ Gpus = frozenset[Any]
 class Bid:
     """One app's bid.
 
-    rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed.
+    rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed. A subset
+        that is no better than one that uses less counts for nothing, because the app could leave GPUs idle.
     gang: how many GPUs must be on one machine to be of full use to the app, a power of two.
     together: a payment leaves it a multiple of this number of GPUs, since fewer would be of no use to it.
     """
@@ -52,26 +52,6 @@ class Bid:
                 raise ThemisError(f"{who} asks for {strange}, which is not on offer; bid on subsets of the offer")
             if isinstance(rho, bool) or not isinstance(rho, (int, float)) or not math.isfinite(rho) or rho <= 0:
                 raise ThemisError(f"{who}: rho={rho!r} for {len(row)} GPUs; expected a finite number > 0")
-        self._check_order()
-
-    def _check_order(self) -> None:
-        """More GPUs must not have a worse rho, because the app could leave some of them idle."""
-        by_size: dict[int, list[tuple[Gpus, float]]] = defaultdict(list)
-        for row, rho in self.rho.items():
-            by_size[len(row)].append((row, rho))
-        least, smaller = math.inf, list[tuple[Gpus, float]]()
-        for size in sorted(by_size):
-            for row, rho in by_size[size]:
-                if least >= rho * (1 - EQUAL):
-                    continue  # no smaller row is better
-                for other, better in smaller:
-                    if better < rho * (1 - EQUAL) and other < row:
-                        raise ThemisError(
-                            f"the bid of app {self.app!r} is inconsistent: rho={better!r} with {len(other)} GPUs and "
-                            f"{rho!r} with {size} that include them; more GPUs must not be worse"
-                        )
-            smaller += by_size[size]
-            least = min(least, *(rho for _, rho in by_size[size]))
 
 
 @dataclass(frozen=True)
@@ -203,7 +183,7 @@ class Shaped:
         self._where = where
         #: (kind, machine) -> its GPUs on offer.
         self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
-        for gpu in sorted(where, key=lambda gpu: (where[gpu].slot, str(gpu))):
+        for gpu in sorted(where, key=str):
             self._free[where[gpu].kind, where[gpu].machine].append(gpu)
         self._places = list(self._free)
         self._number = {gpu: number for number, place in enumerate(self._places) for gpu in self._free[place]}
@@ -254,10 +234,8 @@ class Shaped:
                 there = self._take_own_pieces(kind, size, number, won[app], free)
                 got[app] += there
                 elsewhere.append((app, kind, number - len(there) // size))
-            rooms = self._rooms(free)
             for app, kind, number in elsewhere:
-                for _ in range(number):
-                    got[app] += self._take_tightest_piece(kind, size, got[app], free, rooms)
+                got[app] += self._take_tightest_pieces(kind, size, number, got[app], free)
         return {app: frozenset(gpus) for app, gpus in got.items()}
 
     def _take_own_pieces(
@@ -274,34 +252,18 @@ class Shaped:
                 free[place] = [gpu for gpu in free[place] if gpu not in own]
         return taken
 
-    def _rooms(self, free: dict[tuple[str, str], list[Any]]) -> dict[tuple[str, str, int], list[tuple[str, str]]]:
-        """(kind, rack, number of free GPUs) -> heap of the places for which this is true."""
-        rooms: dict[tuple[str, str, int], list[tuple[str, str]]] = defaultdict(list)
-        for place, gpus in free.items():
-            if gpus:
-                heappush(rooms[place[0], self._where[gpus[0]].rack, len(gpus)], place)
-        return rooms
-
-    def _take_tightest_piece(
-        self,
-        kind: str,
-        size: int,
-        got: Sequence[Any],
-        free: dict[tuple[str, str], list[Any]],
-        rooms: dict[tuple[str, str, int], list[tuple[str, str]]],
+    def _take_tightest_pieces(
+        self, kind: str, size: int, number: int, got: Sequence[Any], free: dict[tuple[str, str], list[Any]]
     ) -> list[Any]:
-        """The GPUs of one piece: where least is left over, and first in racks where the app ``got`` others."""
-        racks = {self._where[gpu].rack for gpu in got}
-        fits = [
-            (rack not in racks, room % size, room, places[0], rack)
-            for (of, rack, room), places in rooms.items()
-            if of == kind and room >= size and places
-        ]
-        _, _, room, place, rack = min(fits)
-        heappop(rooms[kind, rack, room])
-        taken, free[place] = free[place][:size], free[place][size:]
-        if free[place]:
-            heappush(rooms[kind, rack, room - size], place)
+        """The GPUs of so many pieces: where least is left over, and first in racks where the app ``got`` others."""
+        racks, taken = {self._where[gpu].rack for gpu in got}, list[Any]()
+        while len(taken) < number * size:
+            rooms = {place: len(gpus) for place, gpus in free.items() if place[0] == kind and len(gpus) >= size}
+            far = {place: self._where[free[place][0]].rack not in racks for place in rooms}
+            _, _, room, place = min((far[place], room % size, room, place) for place, room in rooms.items())
+            most = min(number * size - len(taken), room // size * size)
+            taken, free[place] = taken + free[place][:most], free[place][most:]
+            racks.add(self._where[taken[-1]].rack)
         return taken
 
     def densest(self, won: Gpus) -> list[Any]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Endless, make_bid
 from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
-from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu, cut_in_gangs
 from themis_bridge.policy import Need, Outcome, Policy, Situation, Themis, tie_break, whole
 from themis_bridge.preemption import leases_to_recall
@@ -26,9 +26,6 @@ from themis_bridge.settings import NO_QUOTA
 from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
-
-#: A lease is offered at least this often before it ends, so that a GPU that nobody wants now may be wanted then.
-OFFERS_IN_NOTICE = 4
 
 
 @dataclass
@@ -81,71 +78,70 @@ class Auctioneer:
 
     def __init__(self, state: ArbiterState, leases: LeaseManager, policy: Policy | None = None):
         self._state, self._leases, self._given = state, leases, policy
-        #: No round before this time on the arbiter's clock; `clear_soon` makes it earlier.
-        self.not_before = 0.0
-        #: Since when a round has been due that waits for reports of apps; infinite: none is.
-        self._due_since = math.inf
+        #: What the next round may be about: as of the last round, and when it comes although nothing has changed, s.
+        self._seen: Any = None
+        self._again = 0.0
         #: When the arbiter began, without reports.
         self._began = state.clock
         #: Number of rounds in which the policy raised an exception, which is a bug.
         self.failed = 0
         self.tally = Tally()
 
-    # --- what the arbiter asks for
-
-    def clear_soon(self) -> None:
-        """Something changed: a round may begin at once."""
-        self.not_before = min(self.not_before, self._state.clock)
-
-    def recall_leases_for(self, newcomer: str) -> None:
-        """Put leases on offer for an app that has just joined, if the policy has recalls."""
-        state = self._state
-        if self._policy.recalls:
-            settings = replace(state.settings, weights=state.weights())
-            for lease in leases_to_recall(newcomer, state.gpus, state.leases, state.apps, settings, state.clock):
-                lease.recalled = True
+    # --- when
 
     @property
-    def retry_s(self) -> float:
-        """Seconds between rounds while nothing changes."""
-        settings = self._state.settings
-        return min(settings.pace_s, settings.notice_s / OFFERS_IN_NOTICE) or settings.pace_s
+    def due(self) -> float:
+        """When there is something to clear or to recall, s on the arbiter's clock; infinite if only an event can tell.
+
+        At once if an app is new, or if something has changed since the last round that the next one is about.
+        """
+        state = self._state
+        if state.gpus and any(state.apps[name].rho is None for name in state.reports):
+            return state.clock
+        if not state.apps or not state.offerable():
+            return math.inf
+        return self._again if self._seen == self._subject() else state.clock
+
+    def _subject(self) -> Any:
+        """Who takes part, by which settings, and which GPUs are free for whom."""
+        state = self._state
+        free = [name for name in state.gpus if state.leases.get(name) is None]
+        barred = {name: state.backoff.barred_apps(name, state.clock) for name in free}
+        return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
-        """Clear what is on offer, if that is due."""
-        state = self._state
-        offer = {} if state.clock < self.not_before or not state.apps else state.offerable()
-        if not offer:
-            self._due_since = math.inf
+        """Recall leases for apps that are new, and clear what is on offer, if that is due."""
+        state, oldest = self._state, self._state.clock - self._state.settings.answer_s
+        # After a restart of the arbiter, apps have to say first how things are.
+        if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
-        self._due_since, wait, silent = min(self._due_since, state.clock), state.settings.answer_s, self._silent()
-        # Bounded, because apps may join one after the other without end.
-        if any(age < wait for age in silent.values()) and state.clock - self._due_since < 2 * wait:
+        apps = [name for name, app in state.apps.items() if name in state.reports and app.heard >= oldest]
+        recalled = self._recalled([name for name in apps if state.apps[name].rho is None])
+        offer = state.offerable(recalled)
+        if not apps or not offer:
             return
-        self._due_since = math.inf
-        # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
+        # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, barred in state.barred(offer).items():
             groups.setdefault(barred, {})[name] = offer[name]
-        state.rounds += 1
-        self.not_before = state.clock + self.retry_s / len(groups)
-        barred = list(groups)[state.rounds % len(groups)]
-        self._clear(groups[barred], [app for app in state.apps if app not in silent and app not in barred])
+        for barred, part in groups.items():
+            state.rounds += 1
+            self._clear(part, [app for app in apps if app not in barred], recalled)
+        self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
 
-    def _silent(self) -> dict[str, float]:
-        """App that has no part in a round now -> for how many seconds its report has been too old, or is awaited."""
-        state, found = self._state, {}
-        for name, app in state.apps.items():
-            newest = state.reports.get(name)
-            due = max(app.joined, self._began) if newest is None else newest.at + state.settings.answer_s
-            if newest is None or state.clock > due:
-                found[name] = state.clock - due
-        return found
+    def _recalled(self, newcomers: Iterable[str]) -> set[str]:
+        """The GPUs on offer for apps that are new, if the policy has recalls."""
+        recalled = set[str]()
+        for app in newcomers:
+            if self._policy.recalls:
+                recalled.update(leases_to_recall(app, self._state, recalled))
+            self._state.take_report(app)
+        return recalled
 
     # --- one round
 
-    def _clear(self, offer: dict[str, Gpu], apps: list[str]) -> None:
-        """Clear one offer. ``apps``: those that may have its GPUs."""
+    def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: Container[str]) -> None:
+        """Clear one offer. ``apps``: those that may have its GPUs. ``recalled``: GPUs whose notice has not begun."""
         state, outcome = self._state, Outcome()
         aside: dict[str, str] = {}
         rest = offer
@@ -162,7 +158,7 @@ class Auctioneer:
             self.failed += 1
         self.tally.add(state.rounds, outcome)
         for gpu in (*aside, *rest):
-            self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu))
+            self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu), gpu in recalled)
         for app in sorted(state.gangs()):
             self._leases.align_ends(app)
 
@@ -175,7 +171,7 @@ class Auctioneer:
             bids[app] = make_bid(app, worth, held, situation.offer.values(), situation.quota.get(app), own)
         return whole(situation, self._policy.decide(situation, bids))
 
-    def _settle(self, gpu: str, winner: str | None) -> None:
+    def _settle(self, gpu: str, winner: str | None, recalled: bool) -> None:
         """Grant a GPU that is free, renew its lease, or promise it to its next holder."""
         state, lease = self._state, self._state.leases.get(gpu)
         if lease is None:
@@ -183,20 +179,14 @@ class Auctioneer:
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                 self._leases.grant_gpu(gpu, winner)
             return
-        if winner == lease.app:
-            # A recalled lease that stays with its holder keeps the end that it had.
-            if not lease.recalled:
-                lease.expires = self._leases.next_end(gpu, lease.expires, bool(state.gangs()))
-        elif winner is not None:
-            self._promise(lease, winner)
-        # Without a winner nothing is promised: the lease is offered again, and at its end the GPU is free.
-        lease.recalled = False
-
-    def _promise(self, lease: Lease, heir: str) -> None:
-        """Let a lease end for another app that has won its GPU."""
-        lease.heir, lease.ending = heir, True
-        if lease.recalled:
-            lease.expires = min(lease.expires, self._state.clock + self._state.settings.notice_s)
+        # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
+        # the lease is offered again, and at its end the GPU is free.
+        if winner == lease.app and not recalled:
+            lease.expires = self._leases.next_end(gpu, lease.expires, bool(state.gangs()))
+        elif winner not in (None, lease.app):
+            lease.heir, lease.ending = winner, True
+            if recalled:
+                lease.expires = min(lease.expires, state.clock + state.settings.notice_s)
 
     # --- helpers
 
@@ -217,7 +207,7 @@ class Auctioneer:
                 held[app] += (state.gpus[gpu],)
         needs = {}
         for app in held:
-            record, worth, report = state.apps[app], state.worth(app), state.reports[app].report
+            record, worth, report = state.apps[app], state.worth(app), state.reports[app]
             factor = record.factor(app, weights)
             wanted = {record.wanted: 1} if record.wanted else {}
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)

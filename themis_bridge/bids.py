@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo, endless_rho, kinds_of
-from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
+from themis_bridge.locality import GUESSES, Gpu, Phase, whole_gangs
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
 #: table makes the auction faster; `benchmarks.auction` measures what it loses.
@@ -38,15 +38,15 @@ class Valuation:
     phases: the work left, the running phase first.
     elapsed: seconds since the app arrived.
     independent: T_id, s.
-    slowdowns: what a placement costs the app.
+    across: its S on GPUs of several machines, and of several racks.
     most: how many GPUs the app wants at most; None for all that its jobs can use.
-    together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
+    together: how many GPUs of one machine each trial needs at once, see `messages.Heard`; others are of no use.
     """
 
     phases: Sequence[Sequence[JobInfo] | Phase]
     elapsed: float
     independent: float
-    slowdowns: Slowdowns = field(default_factory=Slowdowns)
+    across: tuple[float, float] = GUESSES
     most: int | None = None
     together: int = 1
 
@@ -88,7 +88,7 @@ class Valuation:
         for size, number in (pieces or {}).items():
             counts += [size] * number
         places = {gpu.rack for gpu in held}.union(racks)
-        across = self.slowdowns.of("cluster" if len(places) > 1 else "rack")
+        across = self.across[len(places) > 1]
         counts = [count - count % self.together for count in counts]
         return sum(phase.time(counts, across) for phase in self._phases)
 
@@ -102,19 +102,13 @@ class Endless:
     """What GPUs are worth to an app that never ends, such as a service, see `fairness.endless_rho`.
 
     useful: GPUs that its load wants now, >= 1. share: its share of the cluster, R_C / N_avg, GPUs.
+    gang, together: as of `Valuation`; each of its GPUs works alone.
     """
 
     useful: int
     share: float
-
-    @property
-    def gang(self) -> int:
-        """1: each of its GPUs works alone."""
-        return 1
-
-    @property
-    def together(self) -> int:
-        return 1
+    gang: int = 1
+    together: int = 1
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """As `Valuation.rho`; places change nothing."""
@@ -150,7 +144,7 @@ def make_bid(
         kinds[gpu.kind].append(gpu)
     for of_kind in kinds.values():
         machines: dict[str, list[Gpu]] = defaultdict(list)
-        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.slot, gpu.id)):
+        for gpu in sorted(of_kind, key=lambda gpu: (gpu.id not in own, gpu.id)):
             machines[gpu.machine].append(gpu)
         # First the machines where it has most GPUs, then, rack by rack, those with most GPUs on offer.
         order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))

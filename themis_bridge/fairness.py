@@ -31,16 +31,14 @@ class JobInfo:
     iters_remaining: iterations left.
     time_per_iter: seconds of one iteration on one GPU.
     max_gpus: the most GPUs that it can use.
-    sensitivity: the fraction of a placement's slowdown that it feels, from 0 to 1.
     """
 
     iters_remaining: float
     time_per_iter: float
     max_gpus: int = 1
-    sensitivity: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("iters_remaining", 0), ("time_per_iter", 0), ("max_gpus", 1), ("sensitivity", 0)):
+        for name, least in (("iters_remaining", 0), ("time_per_iter", 0), ("max_gpus", 1)):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
                 raise ThemisError(f"{name}={value!r} of a job: expected a finite number >= {least}")
@@ -55,14 +53,13 @@ class JobInfo:
 class JobKind:
     """The jobs of one phase that are alike, as the sums that the phase's time depends on.
 
-    max_gpus, sensitivity: as of `JobInfo`.
+    max_gpus: as of `JobInfo`.
     number: how many jobs there are.
     work: the work left of all of them, GPU seconds.
     longest: that of the longest one, GPU seconds.
     """
 
     max_gpus: int
-    sensitivity: float
     number: int
     work: float
     longest: float
@@ -70,10 +67,10 @@ class JobKind:
 
 def kinds_of(jobs: Iterable[JobInfo]) -> tuple[JobKind, ...]:
     """The jobs of one phase by kind."""
-    works: dict[tuple[int, float], list[float]] = {}
+    works: dict[int, list[float]] = {}
     for job in jobs:
-        works.setdefault((job.max_gpus, job.sensitivity), []).append(job.work)
-    return tuple(JobKind(*kind, len(each), sum(each), max(each)) for kind, each in works.items())
+        works.setdefault(job.max_gpus, []).append(job.work)
+    return tuple(JobKind(width, len(each), sum(each), max(each)) for width, each in works.items())
 
 
 def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float, contention: float) -> float:
@@ -128,14 +125,5 @@ def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]
     """
     if not running:
         raise ThemisError("successive halving without a running job; call it only while a job runs")
-    typical = JobInfo(
-        0,
-        median(job.time_per_iter for job in running),
-        max(job.max_gpus for job in running),
-        median(job.sensitivity for job in running),
-    )
-    phases = [list(running)]
-    for count, iterations in rungs:
-        job = JobInfo(iterations, typical.time_per_iter, typical.max_gpus, typical.sensitivity)
-        phases.append([job] * count)
-    return phases
+    seconds, width = median(job.time_per_iter for job in running), max(job.max_gpus for job in running)
+    return [list(running), *([JobInfo(iterations, seconds, width)] * count for count, iterations in rungs)]

@@ -36,7 +36,7 @@ def leases_of(state: ArbiterState, name: str) -> m.Leases:
     # A token says which GPU it is, and which group.
     shown = repr((promised, [(view.token, view.ending) for view in views]))
     digest = hashlib.blake2b(shown.encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return m.Leases(app.session, digest, views, promised)
+    return m.Leases(digest, views, promised)
 
 
 class LeaseManager:
@@ -90,8 +90,9 @@ class LeaseManager:
             for lease in leases:
                 lease.expires = end
 
-    def end_leases_of(self, app: str) -> None:
-        """End all leases of an app that is gone or away, and all promises to it."""
+    def take_all_from(self, app: str) -> None:
+        """The app is gone or away: end all its leases, and all promises to it."""
+        self._state.backoff.forget(app=app)
         for lease in self._state.leases.of(app):
             lease.closing = True
         for lease in self._state.leases:
@@ -123,17 +124,16 @@ class LeaseManager:
         if lease is not None and lease.app == app:
             lease.closing = True
 
-    def end_closed(self, event: m.Removed) -> bool:
-        """A reservation is gone: the GPU goes to its heir or is free. Returns whether it was under that lease."""
+    def end_closed(self, event: m.Removed) -> None:
+        """A reservation is gone: the GPU goes to its heir or is free."""
         state, gpu = self._state, event.gpu
         lease = state.leases.current(gpu, event.token)
         if lease is None:
-            return False
+            return
         state.leases.drop(lease)
         heir = lease.heir
         if heir in state.apps and gpu in state.gpus and self._could_use(heir):
             self.grant_gpu(gpu, heir)
-        return True
 
     def _could_use(self, heir: str) -> bool:
         """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
@@ -153,23 +153,24 @@ class LeaseManager:
             # The app has won other GPUs meanwhile.
             lease.closing = True
 
-    def take_failure(self, event: m.ReserveFailed, pause: float) -> None:
-        """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
+    def take_failure(self, event: m.ReserveFailed) -> None:
+        """A reservation could not be made."""
         state = self._state
         lease = state.leases.current(event.gpu, event.token)
         if lease is None:
             return
         # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
-        apps = {lease.app, *event.also_for} & state.apps.keys()
-        state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
+        if lease.app in state.apps:
+            apps = state.asking_for(lease.app) if event.no_room else {lease.app}
+            state.backoff.record_failure(lease.gpu, apps, state.clock, state.settings.retry_s)
         state.leases.drop(lease)
 
     # --- restart
 
-    def reconcile(self, reserved: Mapping[str, tuple[str, int]], adopt: bool) -> None:
+    def reconcile(self, reserved: Mapping[str, tuple[str, int, str]], adopt: bool) -> None:
         """Make the leases of the books and the reservations that exist agree.
 
-        ``reserved``: GPU -> (app, token) of the reservations. ``adopt``: whether reservations that are not in the books
+        ``reserved``: as of `Arbiter.restored`. ``adopt``: whether reservations that are not in the books
         become leases; otherwise they are removed.
         """
         state = self._state
@@ -181,15 +182,16 @@ class LeaseManager:
                 # The reservation may have existed and be gone again; a token must not be reserved twice.
                 state.leases.drop(lease)
                 self.grant_gpu(lease.gpu, lease.app, lease.expires)
-        for gpu, (app, token) in reserved.items():
+        for gpu, (app, token, group) in reserved.items():
             known = state.leases.get(gpu)
             if known is not None and known.token == token:
+                known.group = group
                 continue
             if known is not None:
                 # The books have a newer lease, but the reservation of an older one still exists: close that first.
                 state.leases.drop(known)
-            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s)
-            state.leases.adopt(lease)
+            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s, group=group)
+            state.leases.add(lease)
             if known is not None or not adopt:
                 lease.closing = True
             elif app not in state.apps:

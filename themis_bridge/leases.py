@@ -42,8 +42,6 @@ class Lease:
     heir: str | None = None
     #: It will not be renewed: the holder has to leave.
     ending: bool = False
-    #: It is on offer although its notice has not begun, see `preemption`.
-    recalled: bool = False
     #: Id of the placement group that Ray has made for it; "" before.
     group: str = ""
 
@@ -58,8 +56,8 @@ class Lease:
         return self.app, self.gpu, self.token
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
-        """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
-        return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
+        """Whether the GPU is to be auctioned: the lease's notice has begun, and no heir is decided."""
+        return not self.closing and not self.ending and self.expires - clock <= notice_s
 
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
@@ -70,7 +68,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
 
     ``by_machine``: the leases of all GPUs of a machine end together, since an app needs several of them at once.
     """
-    places = sorted(gpus, key=lambda each: (each.machine, each.slot, each.id))
+    places = sorted(gpus, key=lambda each: (each.machine, each.id))
     phases, start = dict[str, float](), 0
     for _, machine in itertools.groupby(places, key=lambda each: each.machine):
         own = list(machine)
@@ -121,16 +119,12 @@ class LeaseTable:
             raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
         self.token += 1
         lease = Lease(gpu, app, self.token, expires)
-        self._add(lease)
+        self.add(lease)
         return lease
 
-    def _add(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
+        """Add a lease of a free GPU that has a token already."""
         self._leases[lease.gpu] = self._of.setdefault(lease.app, {})[lease.gpu] = lease
-
-    def adopt(self, lease: Lease) -> None:
-        """Add a lease whose reservation was found in the cluster but not in the books."""
-        self._add(lease)
-        self.token = max(self.token, lease.token)
 
     def drop(self, lease: Lease) -> None:
         """Remove a lease whose reservation is gone."""
@@ -149,6 +143,6 @@ class LeaseTable:
         """The table of ``data``. The next token is larger than those in ``seen``, too."""
         table = cls()
         for each in data.get("leases", ()):
-            table._add(Lease(**each))
+            table.add(Lease(**each))
         table.token = max([int(data.get("token", 0)), *seen])
         return table

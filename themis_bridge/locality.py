@@ -1,7 +1,7 @@
 """Where GPUs are, and what a placement costs an app.
 
-The slowest link between a job's GPUs decides its slowdown S(G) >= 1: none inside a machine, more across machines, most
-across racks. An app starts with the paper's guesses and replaces them by measured iteration times. `bids` decides which
+How far a job's GPUs lie apart decides its slowdown S(G) >= 1: none inside a machine, more across machines, most across
+racks. An app starts with the paper's guesses and replaces them by measured iteration times. `bids` decides which
 placements to bid on.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
@@ -20,9 +20,9 @@ from themis_bridge.fairness import NOTHING, JobKind
 #: What names a GPU: its id, or a job's number of it.
 Key = TypeVar("Key", str, int)
 
-#: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
-GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
-#: How many iteration times are remembered for each link: the median of nine ignores four outliers.
+#: S on GPUs of several machines, and of several racks, before anything was measured. Source: the paper, footnote 3.
+GUESSES = (1.1, 1.3)
+#: How many iteration times are remembered for each kind of placement: the median of nine ignores four outliers.
 MEMORY = 9
 #: GPUs of one machine that an app can need at once. Judgement: no machine has more.
 MOST_TOGETHER = 1024
@@ -35,21 +35,13 @@ class Gpu:
     id: str
     machine: str
     rack: str = "rack"
-    slot: str = "slot"
     kind: str = "gpu"
 
 
-def link(gpus: Iterable[Gpu]) -> str:
-    """The slowest link between these GPUs."""
+def spread(gpus: Iterable[Gpu]) -> int:
+    """0: these GPUs are on one machine; 1: on several machines of one rack; 2: in several racks."""
     gpus = list(gpus)
-    for name, places in (
-        ("slot", {(gpu.machine, gpu.slot) for gpu in gpus}),
-        ("machine", {gpu.machine for gpu in gpus}),
-        ("rack", {gpu.rack for gpu in gpus}),
-    ):
-        if len(places) <= 1:
-            return name
-    return "cluster"
+    return (len({gpu.machine for gpu in gpus}) > 1) + (len({gpu.rack for gpu in gpus}) > 1)
 
 
 def check_together(number: int) -> None:
@@ -83,38 +75,26 @@ def cut_in_gangs(machines: Mapping[Key, str], together: int) -> tuple[list[Key],
     return whole, torn
 
 
-@dataclass
 class Slowdowns:
-    """One app's S for each link, guessed or measured.
+    """What placements cost one app, guessed or measured.
 
-    A measured S is the median of (iteration time on the link * number of GPUs) / median iteration time on one GPU, at
-    least 1.
+    S is the median of (time of an iteration on several GPUs * their number / time of one on one GPU). It is at least 1,
+    and at least that of GPUs that lie closer together.
     """
 
-    #: Link -> S until it is measured.
-    guesses: Mapping[str, float] = field(default_factory=lambda: dict(GUESSES))
-    _serial: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
-    _seen: dict[str, deque[float]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._seen = [deque[float](maxlen=MEMORY) for _ in range(3)]
 
-    def measured(self, gpus: Sequence[Gpu], seconds: float) -> None:
-        """Note that one iteration of one job took ``seconds`` on these GPUs. Raises ThemisError if that cannot be."""
-        if not gpus or not (math.isfinite(seconds) and seconds > 0):
-            raise ThemisError(f"an iteration of {seconds!r} s on {len(gpus)} GPUs; expected seconds > 0 and a GPU")
-        if len(gpus) == 1:
-            self._serial.append(seconds)
-        else:
-            self._seen.setdefault(link(gpus), deque(maxlen=MEMORY)).append(seconds * len(gpus))
+    def measured(self, gpus: Sequence[Gpu], share: float) -> None:
+        """Note that an iteration on these GPUs took ``share`` of its time on one GPU."""
+        self._seen[spread(gpus)].append(share * len(gpus))
 
-    def of(self, name: str) -> float:
-        """S of a link, at least that of every faster link. Raises ThemisError for an unknown name."""
-        worst = 1.0
-        for each in GUESSES:
-            seen = self._seen.get(each)
-            known = median(seen) / median(self._serial) if seen and self._serial else self.guesses[each]
-            worst = max(worst, known)
-            if each == name:
-                return worst
-        raise ThemisError(f"{name!r} is not a link; use one of: {', '.join(GUESSES)}")
+    @property
+    def across(self) -> tuple[float, float]:
+        """S on GPUs of several machines, and of several racks."""
+        found = [median(seen) if seen else guess for seen, guess in zip(self._seen, (1.0, *GUESSES), strict=True)]
+        machines = max(1.0, *found[:2])
+        return machines, max(machines, found[2])
 
 
 class Phase:
@@ -127,8 +107,6 @@ class Phase:
         self.demand = sum(kind.number * kind.max_gpus for kind in self.kinds)
         #: GPU seconds of all jobs.
         self.work = sum(kind.work for kind in self.kinds)
-        #: GPU seconds of all jobs, each multiplied by its sensitivity.
-        self.felt = sum(kind.work * kind.sensitivity for kind in self.kinds)
         self.widest = max((kind.max_gpus for kind in self.kinds), default=1)
 
     def part(self, share: float) -> Phase:
@@ -162,8 +140,4 @@ class Phase:
 
     def _capped(self, usable: int, width: int, slowdown: float) -> float:
         """Seconds on ``usable`` GPUs if no job may use more than ``width`` GPUs."""
-        extra = slowdown - 1.0
-        longest = max(
-            kind.longest * (1.0 + kind.sensitivity * extra) / min(width, kind.max_gpus) for kind in self.kinds
-        )
-        return max((self.work + self.felt * extra) / usable, longest)
+        return slowdown * max(self.work / usable, *(kind.longest / min(width, kind.max_gpus) for kind in self.kinds))

@@ -1,12 +1,14 @@
 """All that goes into the arbiter, and what it answers, as plain frozen dataclasses. All times are seconds.
 
-Events say what happened. An app says five times a second how things are with it
-(`Heard`), and is told all its leases (`Leases`) if it does not know them. Each of the two has a state and no change of
-one, so that a lost or repeated message does no harm, and a late one is only an older report.
+Events say what is so, or what has become of a reservation. An app says five times a second who it is and how things
+are with it (`Heard`), and is told all its leases (`Leases`) if it does not know them. With its first message it joins.
+Each of the two has a state and no change of one, so that a lost or repeated message does no harm, and a late one is
+only an older report.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,17 +23,10 @@ class Event:
 
 
 @dataclass(frozen=True)
-class GpuJoined(Event):
-    """A GPU is in the cluster and can be leased."""
+class Gpus(Event):
+    """The GPUs that are in the cluster now and can be leased. With any other GPU went what was reserved there."""
 
-    gpu: Gpu
-
-
-@dataclass(frozen=True)
-class GpuLeft(Event):
-    """A GPU has left the cluster, and with it what was reserved there."""
-
-    gpu: str
+    there: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True)
@@ -43,23 +38,8 @@ class AppEvent(Event):
 
 
 @dataclass(frozen=True)
-class AppJoined(AppEvent):
-    """An app wants GPUs.
-
-    user: the user or team that it belongs to; "": it is the only app of its user.
-    life: id of a placement group that Ray removes when the driver dies; "": there is none.
-    together: how many GPUs of one machine each of its trials needs at once, a power of two. The arbiter gives the app
-        whole gangs of this number of GPUs, because it can use no fewer.
-    """
-
-    user: str = ""
-    life: str = ""
-    together: int = 1
-
-
-@dataclass(frozen=True)
 class AppLeft(AppEvent):
-    """An app is done; its leases end now."""
+    """That session of the app is over, as it says itself, or because its driver is dead for certain."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +50,7 @@ class Report:
     done: work done so far, GPU seconds.
     peak: the most GPUs that the app could ever use.
     most: how many GPUs it wants at most; None: all that its jobs can use.
-    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality`.
+    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality.Slowdowns`.
     endless: it never ends, as a service, and its load wants so many GPUs now. Then nothing else counts. 0: it ends.
     """
 
@@ -78,24 +58,33 @@ class Report:
     done: float = 0.0
     peak: int = 1
     most: int | None = None
-    across: tuple[float, float] = (GUESSES["rack"], GUESSES["cluster"])
+    across: tuple[float, float] = GUESSES
     endless: int = 0
 
 
 @dataclass(frozen=True)
 class Heard(AppEvent):
-    """How things are with an app.
+    """Who an app is, and how things are with it.
 
     number: grows with each message of the session; one with a smaller number than another says nothing any more.
     report: what it still has to do.
     known: the digest of the newest `Leases` that it knows; "": it knows none.
     left: GPU and token of each lease in these `Leases` that it has given up.
+    user: the user or team that it belongs to; "": it is the only app of its user.
+    life: id of a placement group that Ray removes when the driver dies; "": there is none.
+    together: how many GPUs of one machine each of its trials needs at once, a power of two. The arbiter gives the app
+        whole gangs of this number of GPUs, because it can use no fewer.
+    bundle: Ray resource -> amount, what one of its devices reserves.
     """
 
     number: int
     report: Report
     known: str = ""
     left: tuple[tuple[str, int], ...] = ()
+    user: str = ""
+    life: str = ""
+    together: int = 1
+    bundle: Mapping[str, float] = field(default_factory=dict)
 
 
 #: An app cannot give up more leases at once. Judgement: more than any cluster has GPUs.
@@ -105,14 +94,8 @@ MOST_LEFT = 100_000
 MOST_KINDS = 1000
 #: GPUs that a job can use. Judgement: more than any cluster has.
 MOST_GPUS = 100_000
-
-
-def plain_joined(joined: AppJoined) -> AppJoined:
-    """The same with plain values. Raises ThemisError if they cannot be true."""
-    together = whole(joined.together, "together")
-    check_together(together)
-    app, session = text(joined.app, "app"), text(joined.session, "session")
-    return AppJoined(app, session, text(joined.user, "user"), text(joined.life, "life"), together)
+#: Resources of which one device of a job can need some. Judgement: jobs ask for a handful.
+MOST_RESOURCES = 100
 
 
 def plain_heard(heard: object) -> Heard:
@@ -121,6 +104,8 @@ def plain_heard(heard: object) -> Heard:
         raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")
     left = _tuple(heard.left, "left", MOST_LEFT)
     pairs = [_tuple(pair, "one of left", 2, 2) for pair in left]
+    together = whole(heard.together, "together")
+    check_together(together)
     return Heard(
         text(heard.app, "app"),
         text(heard.session, "session"),
@@ -128,7 +113,17 @@ def plain_heard(heard: object) -> Heard:
         _plain_report(heard.report),
         text(heard.known, "known"),
         tuple((text(gpu, "a GPU of left"), whole(token, "a token of left")) for gpu, token in pairs),
+        text(heard.user, "user"),
+        text(heard.life, "life"),
+        together,
+        _plain_bundle(heard.bundle),
     )
+
+
+def _plain_bundle(bundle: object) -> dict[str, float]:
+    if type(bundle) is not dict or len(bundle) > MOST_RESOURCES:
+        raise ThemisError(f"devices of {shown(bundle)}: expected at most {MOST_RESOURCES} Ray resources, by name")
+    return {text(name, "a resource"): number(amount, "an amount", 0) for name, amount in bundle.items()}
 
 
 def _tuple(value: Any, name: str, most: int, least: int = 0) -> tuple[Any, ...]:
@@ -158,19 +153,10 @@ def _plain_kind(kind: object) -> JobKind:
     work = number(kind.work, "work", 0)
     return JobKind(
         whole(kind.max_gpus, "max_gpus", 1, MOST_GPUS),
-        number(kind.sensitivity, "sensitivity", 0, 1),
         whole(kind.number, "number", 1),
         work,
         number(kind.longest, "longest", 0, work),
     )
-
-
-@dataclass(frozen=True)
-class DriverDied(Event):
-    """The driver of that session is dead for certain, and not only silent."""
-
-    app: str
-    session: str
 
 
 @dataclass(frozen=True)
@@ -194,12 +180,12 @@ class Reserved(Event):
 class ReserveFailed(Event):
     """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
 
-    also_for: further apps for which an attempt would have failed, because they ask for at least as much with a GPU.
+    no_room: it would have failed for every app that asks for at least as much with a GPU.
     """
 
     gpu: str
     token: int
-    also_for: frozenset[str] = frozenset()
+    no_room: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,13 +225,11 @@ class LeaseView:
 class Leases:
     """All leases of an app that Ray has reserved: the answer to a `Heard` that knows others.
 
-    session: the run of the app's driver that it is for.
     digest: of the leases, but for the time that remains.
     promised: GPUs that are on their way to the app; 0 for apps that need no gangs. Apps that do wait for the rest of a
         gang only while something is promised.
     """
 
-    session: str
     digest: str
     leases: tuple[LeaseView, ...]
     promised: int = 0
@@ -256,9 +240,8 @@ class Refused:
     """The answer to an app whose message the arbiter does not take.
 
     why: the reason, for people.
-    then: "end": the app must not go on; "wait": it has not joined, and may try again later; "join": the arbiter does
-        not know it.
+    ends: the app must not go on; otherwise it has not joined, and may try again later.
     """
 
     why: str
-    then: str
+    ends: bool

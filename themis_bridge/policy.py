@@ -90,7 +90,7 @@ class Situation:
     joined: Mapping[str, float] = field(default_factory=dict)
     #: Number of the round.
     number: int = 0
-    #: App -> how many GPUs of one machine it needs at once, see `messages.AppJoined`; 1 for apps that are not in it.
+    #: App -> how many GPUs of one machine it needs at once, see `messages.Heard`; 1 for apps that are not in it.
     together: Mapping[str, int] = field(default_factory=dict)
 
     def tie_break(self, app: str) -> TieBreak:

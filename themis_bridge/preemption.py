@@ -3,30 +3,23 @@
 A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, its
 share of GPUs is recalled and auctioned at once. A holder that loses a lease has the usual notice; a GPU that no other
 app wins stays with its holder until the end that it was promised. The paper has no preemption;
-benchmarks/themis.md says what it gains. The arbiter marks the leases, this module only chooses them.
+benchmarks/themis.md says what it gains.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
-from themis_bridge.app_record import AppRecord, crowding
-from themis_bridge.leases import Lease, LeaseTable
-from themis_bridge.locality import Gpu
+from themis_bridge.app_record import crowding
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.leases import Lease
 from themis_bridge.policy import tie_break
-from themis_bridge.settings import NO_QUOTA, Settings
+from themis_bridge.settings import NO_QUOTA
 
 
-def leases_to_recall(
-    newcomer: str,
-    gpus: Mapping[str, Gpu],
-    leases: LeaseTable,
-    apps: Mapping[str, AppRecord],
-    settings: Settings,
-    clock: float,
-) -> list[Lease]:
-    """The leases to recall, so that the newcomer can win its share.
+def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str] = ()) -> list[str]:
+    """The GPUs whose leases to recall, so that the newcomer can win its share. ``recalled``: GPUs of which it is done.
 
     An app's share is the number of GPUs divided by its `crowding`, at least 1. The newcomer's is also at most its
     user's quota, and GPUs that are free, or soon will be, are subtracted from it. The holder with the smallest rho (the
@@ -35,6 +28,7 @@ def leases_to_recall(
     its own reserve. For a newcomer that needs several GPUs of one machine at once, either whole gangs are recalled or
     nothing.
     """
+    gpus, leases, apps, settings = state.gpus, state.leases, state.apps, state.settings
     reserve = {name: settings.reserves.get(name, 0) for name in apps}
     share = {name: max(1, len(gpus) // crowd, reserve[name]) for name, crowd in crowding(apps).items()}
     beyond = max(0, share[newcomer] - reserve[newcomer])
@@ -42,15 +36,16 @@ def leases_to_recall(
     held: dict[str, list[Lease]] = {}
     for gpu in gpus:
         lease = leases.get(gpu)
-        if lease is None or lease.recalled or (lease.closing and lease.heir is None):
+        if lease is None or gpu in recalled or lease.app == newcomer or (lease.closing and lease.heir is None):
             need -= 1
-        elif not lease.closing and not lease.ending and not lease.on_offer(clock, settings.notice_s):
+        elif not lease.closing and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
-    rho = {name: app.rho * app.factor(name, settings.weights) for name, app in apps.items() if app.rho}
+    weights = state.weights()
+    rho = {name: app.rho * app.factor(name, weights) for name, app in apps.items() if app.rho}
 
     def ahead(app: str) -> tuple[float, float, bytes]:
-        joined, lot = tie_break(app, apps[app].joined, clock)
+        joined, lot = tie_break(app, apps[app].joined, state.clock)
         return rho[app], -joined, lot
 
     chosen: list[Lease] = []
@@ -59,7 +54,7 @@ def leases_to_recall(
     if together > 1:
         spare = {app: held[app] for app in order}
         allowed = {app: len(held[app]) - share[app] for app in order}
-        return _gangs_to_recall(together, need, gpus, leases, spare, allowed)
+        return _gangs_to_recall(together, need, state, spare, allowed, recalled)
     for app in order:
         own = held[app]
         number = Counter(gpus[lease.gpu].machine for lease in own)
@@ -73,27 +68,27 @@ def leases_to_recall(
     for app in order:
         given = max(0, min(need - beyond - len(chosen), len(held[app]) - reserve[app]))
         chosen += held[app][: given + -given % apps[app].together]
-    return chosen
+    return [lease.gpu for lease in chosen]
 
 
 def _gangs_to_recall(
     together: int,
     need: int,
-    gpus: Mapping[str, Gpu],
-    leases: LeaseTable,
+    state: ArbiterState,
     held: Mapping[str, list[Lease]],
     allowed: dict[str, int],
-) -> list[Lease]:
-    """The leases to recall for a newcomer that needs ``together`` GPUs of one machine at once.
+    recalled: Container[str],
+) -> list[str]:
+    """The GPUs to recall for a newcomer that needs ``together`` GPUs of one machine at once.
 
     ``need``: GPUs that it is to win beyond those that are free. ``held``: app -> its leases that may be recalled; the
     apps that give first come first. ``allowed``: app -> how many of these it gives at most.
     """
-    machines: dict[str, list[Lease]] = {}
+    gpus, machines = state.gpus, dict[str, list[Lease]]()
     free: Counter[str] = Counter()
     for gpu in gpus.values():
-        lease = leases.get(gpu.id)
-        free[gpu.machine] += lease is None or lease.recalled or (lease.closing and lease.heir is None)
+        lease = state.leases.get(gpu.id)
+        free[gpu.machine] += lease is None or gpu.id in recalled or (lease.closing and lease.heir is None)
         machines.setdefault(gpu.machine, [])
     for lease in (lease for own in held.values() for lease in own):
         machines[gpus[lease.gpu].machine].append(lease)
@@ -115,4 +110,4 @@ def _gangs_to_recall(
                 allowed[lease.app] -= 1
             chosen += given[: size - loose]
             need -= size
-    return chosen
+    return [lease.gpu for lease in chosen]

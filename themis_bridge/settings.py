@@ -9,6 +9,8 @@ from typing import Any
 
 from themis_bridge.errors import ThemisError
 
+#: A lease is offered at least this often before it ends, so that a GPU that nobody wants now may be wanted then.
+OFFERS_IN_NOTICE = 4
 #: GPUs that an app without a quota may hold: more than any cluster has.
 NO_QUOTA = 10**9
 
@@ -22,7 +24,7 @@ class Settings:
     lease_s: length of a lease; 10 minutes is the paper's choice (section 6.4). The first lease of a GPU is up to half
         shorter or longer.
     notice_s: how long before its end a lease is auctioned and its holder told; an iteration that outlasts it is lost.
-    answer_s: how long a round waits for the report of an app. One that is older has no part in it.
+    answer_s: an app whose report is older has no part in a round.
     patience_s: an app that has sent nothing for this long is gone.
     pace_s: time between rounds while nothing new happens.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
@@ -69,6 +71,11 @@ class Settings:
         for app, weight in self.weights.items():
             if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
                 raise ThemisError(f"the weight of user {app!r} is {weight!r}; expected a number > 0")
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds between rounds while nothing changes."""
+        return min(self.pace_s, self.notice_s / OFFERS_IN_NOTICE) or self.pace_s
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """These settings with ``changes``.

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from themis_bridge import messages as m
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo, independent_finish_time, kinds_of
-from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, cut_in_gangs, whole_gangs
+from themis_bridge.locality import GUESSES, Gpu, Phase, cut_in_gangs, whole_gangs
 
 #: Seconds until a GPU that was gained does work. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 40.0
@@ -28,17 +28,17 @@ class Spec:
 
     arrives: seconds on the clock of the simulation.
     phases: its jobs, phase by phase.
-    links: link -> its true S.
-    user: whose app it is; "": the only one of its user, see `messages.AppJoined`.
+    links: its true S on GPUs of several machines, and of several racks.
+    user: whose app it is; "": the only one of its user, see `messages.Heard`.
     follows: the app at whose end this one arrives; "": it arrives at ``arrives``.
-    together: how many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
+    together: how many GPUs of one machine each of its jobs needs at once, see `messages.Heard`.
     claims: how many it says that it needs; 0: the truth.
     """
 
     name: str
     arrives: float
     phases: list[list[JobInfo]]
-    links: dict[str, float] = field(default_factory=lambda: dict(GUESSES))
+    links: tuple[float, float] = GUESSES
     user: str = ""
     follows: str = ""
     together: int = 1
@@ -113,11 +113,8 @@ class TwinApp:
         self._frozen_until = spec.arrives
         self._restarts, self._restarted = 0, -math.inf
         self._claim = error * claim
-        self._true = Slowdowns(dict(spec.links))
-        told = {name: 1 + (s - 1) * error for name, s in spec.links.items()}
-        if lie:
-            told = {name: s * (1 + lie) if name in ("rack", "cluster") else s for name, s in told.items()}
-        self._told = Slowdowns({name: max(1.0, s) for name, s in told.items()})
+        machines, racks = (max(1.0, (1 + (s - 1) * error) * (1 + lie)) for s in spec.links)
+        self._told = machines, max(machines, racks)
 
     # --- running
 
@@ -128,14 +125,13 @@ class TwinApp:
 
     def _seconds(self) -> float:
         """How long the whole present phase takes on the GPUs that it holds."""
-        counts, across = self._placement(self._true)
+        counts, across = self._placement()
         return self._phases[self.phase].time(counts, across) if sum(counts) else math.inf
 
-    def _placement(self, slowdowns: Slowdowns) -> tuple[list[int], float]:
+    def _placement(self) -> tuple[list[int], float]:
         number = Counter(gpu.machine for gpu in self.held.values())
         counts = [count - count % self.spec.together for count in number.values()]
-        racks = {gpu.rack for gpu in self.held.values()}
-        return counts, slowdowns.of("cluster" if len(racks) > 1 else "rack")
+        return counts, self.spec.links[len({gpu.rack for gpu in self.held.values()}) > 1]
 
     def advance(self, now: float) -> None:
         """Work until ``now``, which must not be after `next_change`."""
@@ -197,10 +193,9 @@ class TwinApp:
         return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self.phase + 1 :]]
 
     def report(self) -> m.Report:
-        costs = self._told.of("rack"), self._told.of("cluster")
         phases = tuple(phase.kinds for phase in self._rest(self._claim))
         done = max(0.0, self.spec.budget * self._claim - sum(kind.work for kinds in phases for kind in kinds))
-        return TwinReport(phases, done, self.spec.demand, across=costs, facts=self.facts())
+        return TwinReport(phases, done, self.spec.demand, across=self._told, facts=self.facts())
 
     def facts(self) -> Facts:
         rest = self._rest(1.0)
@@ -210,8 +205,8 @@ class TwinApp:
             arrived=self.spec.arrives,
             attained=self.attained,
             service_left=left,
-            value=Valuation(rest, 0.0, 1.0, self._true, together=self.spec.together),
-            sensitivity=self.spec.links["cluster"] if self._phases[self.phase].widest > 1 else 1.0,
+            value=Valuation(rest, 0.0, 1.0, self.spec.links, together=self.spec.together),
+            sensitivity=self.spec.links[1] if self._phases[self.phase].widest > 1 else 1.0,
             # Judgement: the loss is 1 / (1 + 9 * progress), so it falls to a tenth; here its derivative by time on one
             # GPU.
             quality=9 / (1 + 9 * done) ** 2 / self.spec.budget,

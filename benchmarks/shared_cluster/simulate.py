@@ -164,8 +164,7 @@ class Simulation:
 
     def run(self) -> Result:
         """Run the workload to its end. Raises ThemisError if some app never ends."""
-        for gpu in self.gpus:
-            self.arbiter.handle(m.GpuJoined(gpu), self.now)
+        self.arbiter.handle(m.Gpus(tuple(self.gpus)), self.now)
         for spec in (app.spec for app in self.apps.values()):
             if not spec.follows:
                 self._push(spec.arrives, spec.name)
@@ -201,8 +200,7 @@ class Simulation:
                 # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
                 late = lease.ending or lease.on_offer(state.clock, notice)
                 times.append(lease.expires if late else lease.expires - notice)
-        if state.apps and state.offerable():
-            times.append(auctioneer.not_before)
+        times.append(auctioneer.due)
         return max(0.0, min(times, default=math.inf) - state.clock)
 
     def _push(self, at: float, name: str) -> None:
@@ -215,7 +213,7 @@ class Simulation:
             liar = name == self.setup.liar
             own, told = (name, name, app, app.spec.user), app.spec.told
             self.agents[name] = Liar(*own, self.setup.false, told) if liar else Agent(*own, told)
-            self._send(m.AppJoined(name, name, app.spec.user, together=app.spec.told))
+            self._send(self.agents[name].heartbeat())
             if self.agents[name].refused:
                 del self.agents[name]
                 self.refused[name] += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.shared_cluster.apps import Spec
@@ -19,11 +18,11 @@ from themis_bridge.locality import GUESSES, Gpu
 
 #: The paper's testbed of 64 GPUs on 20 machines (section 6.1): (machines, slots of each, GPUs of each slot).
 TESTBED_64 = ((12, 4, 1), (8, 2, 1))
-#: Link -> S of a model that is bound by the network. Source: table 1, VGG16 on four GPUs is 103.6 / 80.4 times slower
-#: on two machines than on one. Judgement: across racks it loses the same factor again.
-NETWORK_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 103.6 / 80.4, "cluster": (103.6 / 80.4) ** 2}
-#: Link -> S of a model that is not bound by the network. Source: table 1, Inception-v3 (242 and 243 images/s).
-COMPUTE_BOUND = {"slot": 1.0, "machine": 1.0, "rack": 1.0, "cluster": 1.0}
+#: S of a model that is bound by the network, across machines and racks. Source: table 1, VGG16 on four GPUs is
+#: 103.6 / 80.4 times slower on two machines than on one. Judgement: across racks it loses the same factor again.
+NETWORK_BOUND = (103.6 / 80.4, (103.6 / 80.4) ** 2)
+#: The same of a model that is not bound by the network. Source: table 1, Inception-v3 (242 and 243 images/s).
+COMPUTE_BOUND = (1.0, 1.0)
 
 
 def machines(layout: tuple[tuple[int, int, int], ...], racks: int = 4) -> list[Gpu]:
@@ -33,7 +32,7 @@ def machines(layout: tuple[tuple[int, int, int], ...], racks: int = 4) -> list[G
         for _ in range(count):
             name = f"m{number:04}"
             for slot in range(slots):
-                gpus += [Gpu(f"{name}s{slot}g{i}", name, f"r{number % racks}", f"s{slot}") for i in range(size)]
+                gpus += [Gpu(f"{name}s{slot}g{i}", name, f"r{number % racks}") for i in range(size)]
             number += 1
     return gpus
 
@@ -75,13 +74,13 @@ def tuning_apps(
             seconds = budget / rungs / alive / 100
             phases.append([JobInfo(100, seconds * rng.uniform(0.8, 1.25), width << rung) for _ in range(alive)])
         links = NETWORK_BOUND if rng.random() < network_bound else COMPUTE_BOUND
-        specs.append(Spec(f"app{number:03}", now, phases, dict(links)))
+        specs.append(Spec(f"app{number:03}", now, phases, links))
     return specs
 
 
-def single_job(number: int, arrives: float, seconds: float, width: int, links: Mapping[str, float] = GUESSES) -> Spec:
+def single_job(number: int, arrives: float, seconds: float, width: int, links: tuple[float, float] = GUESSES) -> Spec:
     """An app of one job that takes ``seconds`` on ``width`` GPUs. ``links``: as of `Spec`."""
-    return Spec(f"job{number:03}", arrives, [[JobInfo(1000, seconds * width / 1000, width)]], dict(links))
+    return Spec(f"job{number:03}", arrives, [[JobInfo(1000, seconds * width / 1000, width)]], links)
 
 
 def read_jobs(path: str | Path) -> list[Spec]:

@@ -130,7 +130,6 @@ class JobProgress:
         """Learn what a placement costs from one trial: its iterations there against its iterations on one device."""
         alone, wide = seconds.get(1.0), seconds.get(float(len(gpus)))
         if alone and wide:
-            self._slowdowns.measured(gpus[:1], 1.0)
             self._slowdowns.measured(gpus, wide / alone)
 
     def _learn_lag(self, devices: Sequence[int], now: float) -> None:
@@ -165,5 +164,5 @@ class JobProgress:
         return self._report
 
     def _made_report(self) -> Report:
-        costs = self._slowdowns.of("rack"), self._slowdowns.of("cluster")
-        return Report(tuple(map(kinds_of, self._phases)), self._done, max(1, self._peak), self._most, costs)
+        phases, across = tuple(map(kinds_of, self._phases)), self._slowdowns.across
+        return Report(phases, self._done, max(1, self._peak), self._most, across)

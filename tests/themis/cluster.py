@@ -35,7 +35,7 @@ class Job:
 
 def claim(left: float, done: float = 0.0, width: int = 2, across: float = 1.0) -> m.Report:
     """What an app of one job says. ``left``, ``done``: GPU seconds. ``width``: GPUs of the job. ``across``: its S."""
-    return m.Report(((JobKind(width, 1.0, 1, left, left),),), done, width, across=(across, across))
+    return m.Report(((JobKind(width, 1, left, left),),), done, width, across=(across, across))
 
 
 class Service:
@@ -62,11 +62,12 @@ class Cluster:
         self.notices: list = []
         #: Why messages were refused.
         self.refused: list[str] = []
-        for i in range(gpus):
-            self.send(m.GpuJoined(Gpu(f"g{i}", f"m{i // 4}")))
+        self.send(m.Gpus(tuple(Gpu(f"g{i}", f"m{i // 4}") for i in range(gpus))))
 
     def send(self, *events):
         for event in events:
+            if isinstance(event, m.AppLeft):
+                self.agents.pop(event.app, None)
             self._handle(event)
         while self._settle():
             pass
@@ -83,7 +84,7 @@ class Cluster:
 
     def _settle(self):
         """All report, a tick passes, and Ray and the agents do what follows from it. Returns whether anything did."""
-        here = {name: agent for name, agent in self.agents.items() if name not in self.silent}
+        here = {name: agent for name, agent in self.agents.items() if name not in self.silent and not agent.refused}
         known = {}
         for name, agent in here.items():
             heard = agent.heartbeat()
@@ -95,7 +96,7 @@ class Cluster:
         for name, agent in here.items():
             if name in self.arbiter.state.apps:
                 told = leases_of(self.arbiter.state, name)
-                if told.session == agent.session and told.digest != known[name]:
+                if self.arbiter.state.apps[name].session == agent.session and told.digest != known[name]:
                     self.notices += agent.take(told)
                     changed = True
         return changed
@@ -121,12 +122,9 @@ class Cluster:
                 self._handle(m.Reserved(lease.gpu, lease.token, "group"))
         return changed
 
-    def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "") -> Agent:
-        job = job or Job()
-        together = getattr(job, "together", 1)
-        agent = self.agents[name] = Agent(name, session, job, user, together)
-        refused = self._handle(m.AppJoined(name, session, user, together=together))
-        self.notices += agent.take(refused)
+    def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "", memory: float = 0) -> Agent:
+        job, bundle = job or Job(), {"GPU": 1.0, "memory": memory}
+        agent = self.agents[name] = Agent(name, session, job, user, getattr(job, "together", 1), bundle)
         self.send()
         return agent
 

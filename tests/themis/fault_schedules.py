@@ -69,7 +69,7 @@ class Driver:
     name: str
     jobs: int
     width: int
-    #: How many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
+    #: How many GPUs of one machine each of its jobs needs at once, see `messages.Heard`.
     together: int
     #: Whether it leaves a GPU at the end of its lease; otherwise it is killed there.
     polite: bool
@@ -127,7 +127,7 @@ class World:
         self.disk: dict[str, Any] = {}
         #: As of the disk: reservation -> whether it has to be there, and app -> what it is told.
         self.wanted: dict[tuple[str, str, int], bool] = {}
-        self.told: dict[str, m.Leases] = {}
+        self.told: dict[tuple[str, str], m.Leases] = {}
         #: The reservations for which Ray was called by this arbiter, to make them or to remove them.
         self._asked: set[tuple[bool, tuple[str, str, int]]] = set()
         self.arbiter: Arbiter | None = Arbiter(ArbiterState(SETTINGS))
@@ -154,8 +154,7 @@ class World:
 
     def run(self) -> None:
         """Run the whole schedule. Raises Violation."""
-        for gpu in self.gpus.values():
-            self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
+        self._to_arbiter(m.Gpus(tuple(self.there.values())), delay=0.0)
         for driver in self.drivers:
             self.at(self.rng.uniform(0, 20), partial(self._start, driver))
         self.at(1.0, self._tick)
@@ -174,7 +173,7 @@ class World:
                 self._leave_torn_gangs(driver)
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
-                self._to_arbiter(m.DriverDied(driver.name, f"{driver.name}/{number}"))
+                self._to_arbiter(m.AppLeft(driver.name, f"{driver.name}/{number}"))
         self.at(1.0, self._tick)
 
     # --- messages
@@ -205,7 +204,7 @@ class World:
             self._crash()
             return
         self.disk, self.wanted = copy.deepcopy(state.saved()), wanted
-        self.told = {app: leases_of(state, app) for app in state.apps}
+        self.told = {(name, app.session): leases_of(state, name) for name, app in state.apps.items()}
         there = {(app, gpu, token): False for gpu, (app, token) in self.reserved.items()}
         for key, stays in {**there, **wanted}.items():
             if (stays, key) in self._asked or (stays and key in there):
@@ -247,20 +246,10 @@ class World:
         driver.agent = Agent(driver.name, f"{driver.name}/{driver.session}", driver, "", driver.together)
         driver.running, driver.torn, driver.calling = {}, {}, 0
         self.say(f"{driver.agent.session} starts")
-        self._join(driver, driver.agent)
 
     def _start_again(self, driver: Driver) -> None:
         if driver.agent is None:
             self._start(driver)
-
-    def _join(self, driver: Driver, agent: Agent) -> None:
-        def arrives() -> None:
-            joined = m.AppJoined(driver.name, agent.session, together=driver.together)
-            refused = self._deliver_to_arbiter(joined, self._life)
-            self.at(self._delay(), partial(self._answer, driver, agent, None, refused))
-
-        if driver.agent is agent:
-            self.at(self._delay(), arrives)
 
     def _call(self, driver: Driver, agent: Agent) -> None:
         """The driver says how things are with it."""
@@ -271,25 +260,23 @@ class World:
             if self.arbiter is None:
                 return
             answer: m.Leases | m.Refused | None = self._deliver_to_arbiter(heard, self._life)
-            told = self.told.get(driver.name)
-            if answer is None and told is not None and told.session == heard.session and told.digest != heard.known:
+            told = self.told.get((driver.name, heard.session))
+            if answer is None and told is not None and told.digest != heard.known:
                 answer = told
             self.at(self._delay(), partial(self._answer, driver, agent, heard.number, answer))
 
         self.at(self._delay(), arrives)
 
-    def _answer(self, driver: Driver, agent: Agent, number: int | None, answer: m.Leases | m.Refused | None) -> None:
-        """A call returns. ``number``: of the message; None: the driver joined."""
-        if driver.agent is not agent or number not in (None, driver.calling):
+    def _answer(self, driver: Driver, agent: Agent, number: int, answer: m.Leases | m.Refused | None) -> None:
+        """A call returns. ``number``: of the message."""
+        if driver.agent is not agent or number != driver.calling:
             return
         if self.now < driver.paused_until:
             self.at(driver.paused_until - self.now, partial(self._answer, driver, agent, number, answer))
             return
-        driver.calling = 0 if number is not None else driver.calling
+        driver.calling = 0
         for notice in agent.take(answer):
             self._executor(driver, notice)
-        if isinstance(answer, m.Refused) and answer.then != "end":
-            self.at(0.0 if agent.unknown else 5.0, partial(self._join, driver, agent))
         if agent.refused is not None:
             # The arbiter has not given up its former session yet.
             driver.agent = None
@@ -344,11 +331,11 @@ class World:
         if data == {} and self.disk:
             self.say("and has lost its books")
             self._forgive()  # With them it has lost how long each app has been silent.
-        self.arbiter = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
+        self.arbiter = Arbiter.restored(
+            data, {gpu: (*held, "group") for gpu, held in self.reserved.items()}, self.there.values(), self.now
+        )
         if data == {}:
             self.arbiter.state.settings = SETTINGS
-        for gpu, (_, token) in self.reserved.items():
-            self.arbiter.handle(m.Reserved(gpu, token, "group"), self.now + self._skew)
         check_arbiter(self.arbiter)
         self._shell()
 
@@ -378,14 +365,14 @@ class World:
         for gpu in gpus:
             del self.there[gpu.id]
             self.reserved.pop(gpu.id, None)
-            self._to_arbiter(m.GpuLeft(gpu.id), delay=0.0)
+        self._to_arbiter(m.Gpus(tuple(self.there.values())), delay=0.0)
         self.at(self.rng.uniform(0, 30), lambda: self._node_back(gpus))
 
     def _node_back(self, gpus: list[Gpu]) -> None:
         self.say(f"node {gpus[0].machine} is back")
         for gpu in gpus:
             self.there[gpu.id] = gpu
-            self._to_arbiter(m.GpuJoined(gpu), delay=0.0)
+        self._to_arbiter(m.Gpus(tuple(self.there.values())), delay=0.0)
 
     def _jump(self) -> None:
         by = self.rng.choice([-3600.0, -10.0, 10.0, 3600.0])

@@ -178,12 +178,10 @@ class World:
     # --- agents and time
 
     def join(self, name: str, job: Job, session: str = "") -> None:
-        agent = self.agents[name] = Agent(name, session or f"{name}/1", job)
-        self._lives[name] = reservations.id_of(self._placement_group([{"head": 1.0}]))
-        self._try(lambda: self._join(agent))
-
-    def _join(self, agent: Agent) -> None:
-        self.actor.join(agent.app, agent.session, {"CPU": 1.0}, agent.user, self._lives[agent.app])
+        agent = self.agents[name] = Agent(name, session or f"{name}/1", job, bundle={"CPU": 1.0})
+        agent.life = reservations.id_of(self._placement_group([{"head": 1.0}]))
+        self._lives[name] = agent.life
+        self._try(lambda: self._exchange(name))
 
     def end_driver(self, name: str) -> None:
         """The driver is dead, and Ray removes its sign of life."""
@@ -216,14 +214,12 @@ class World:
 
     def _exchange(self, name: str) -> None:
         agent = self.agents[name]
-        for notice in agent.take(self.actor.report(agent.heartbeat())):
+        for notice in agent.take(self.actor.hear(agent.heartbeat())):
             if isinstance(notice, Leave):
                 agent.vacated(notice.gpu.id)
             assert not isinstance(notice, Lost) or notice.gpu.id not in agent.leases
         for gpu in list(agent.leases) if self._gives_back else ():
             agent.vacated(gpu)
-        if agent.unknown:
-            self._join(agent)
 
     def unused(self) -> set[str]:
         """The GPUs that no agent holds under a lease that Ray has reserved for it."""

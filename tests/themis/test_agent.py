@@ -12,7 +12,7 @@ GPU = Gpu("g", "m")
 
 def told(*tokens: int, **more) -> m.Leases:
     """Leases of the GPU under these tokens."""
-    return m.Leases("s", f"{tokens}{more}", tuple(m.LeaseView(GPU, token, "group", **more) for token in tokens))
+    return m.Leases(f"{tokens}{more}", tuple(m.LeaseView(GPU, token, "group", **more) for token in tokens))
 
 
 def test_a_gpu_that_was_left_stays_left():
@@ -46,7 +46,6 @@ def test_a_lease_that_ends_before_it_is_reserved_is_left_after_it_is_gained():
 def test_an_app_that_is_refused_for_good_holds_nothing():
     agent = Agent("a", "s", Job())
     agent.take(told(5))
-    assert agent.take(m.Refused("unknown", "join")) == [] and agent.unknown
-    assert agent.take(None) == [] and not agent.unknown
-    assert agent.take(m.Refused("two of one name", "end")) == [Lost(GPU, 5)]
+    assert agent.take(m.Refused("silent", ends=False)) == agent.take(None) == [] and not agent.refused
+    assert agent.take(m.Refused("two of one name", ends=True)) == [Lost(GPU, 5)]
     assert agent.refused == "two of one name" and not agent.leases

@@ -49,16 +49,6 @@ def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
     assert not cluster.reserved, "leases end as ever"
 
 
-def test_a_second_app_of_one_name_is_refused():
-    cluster = Cluster(2)
-    agent = cluster.join("a", session="one")
-    held = dict(agent.leases)
-    other = Agent("a", "two", Job())
-    other.take(cluster.arbiter.handle(m.AppJoined("a", "two"), cluster.now))
-    assert "name" in other.refused
-    assert agent.leases == held
-
-
 def silent(seconds: float) -> Cluster:
     """A cluster whose app "a", session "one", has been silent for so long."""
     cluster = Cluster(1, Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=20))
@@ -73,9 +63,9 @@ def silent(seconds: float) -> Cluster:
 def test_a_driver_whose_death_is_known_is_gone_and_another_one_gets_its_name():
     for seconds in (5, 30):
         cluster = silent(seconds)
-        cluster.send(m.DriverDied("a", "another one"))
+        cluster.send(m.AppLeft("a", "another one"))
         assert cluster.arbiter.state.holder("a")
-        cluster.send(m.DriverDied("a", "one"))
+        cluster.send(m.AppLeft("a", "one"))
         assert not cluster.holds("a") and not cluster.arbiter.state.holder("a")
         cluster.join("a", session="two")
         assert cluster.holds("a") == {"g0"}
@@ -90,19 +80,14 @@ def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts)
     if restarts:
         cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values(), 0.0)
         state = cluster.arbiter.state
-    one, namesake = Agent("a", "one", Job(), "anna"), Agent("a", "two", Job())
-    for event in (m.AppJoined("a", "two"), namesake.heartbeat()):
-        refused = cluster.arbiter.handle(event, cluster.now)
-        assert refused.then == "wait" and "keeps its name" in refused.why
-    cluster.agents["a"] = one
-    assert cluster.arbiter.handle(one.heartbeat(), cluster.now).then == "join"
-    cluster.send(m.AppJoined("a", "one", "anna"))
+    refused = cluster.arbiter.handle(Agent("a", "two", Job()).heartbeat(), cluster.now)
+    assert not refused.ends and "keeps its name" in refused.why
+    cluster.send()
     app = state.apps["a"]
     assert cluster.holds("a") == {"g0"} and not state.away
     assert (app.joined, app.useful, app.served, app.user) == (0.0, before.useful, before.served, "anna")
     assert state.contention("a") == pytest.approx(1.0)
-    refused = cluster.arbiter.handle(m.AppJoined("a", "two"), cluster.now)
-    assert refused.then == "end" and "is running" in refused.why
+    assert cluster.arbiter.handle(Agent("a", "two", Job()).heartbeat(), cluster.now).ends
 
 
 def test_a_silent_app_does_not_count_and_its_user_keeps_its_doubt():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from themis_bridge import ThemisError
-from themis_bridge.shell import books_file, control, reservations
+from themis_bridge.shell import books_file
 from themis_bridge.shell.books_file import books_path, read_books, write_books
 
 
@@ -28,28 +26,14 @@ def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_books_have_a_place_where_the_uid_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
+    # A job that starts the arbiter has a TMPDIR of its own.
+    monkeypatch.setenv("TMPDIR", "/a/place/of/the/job")
 
     def nobody(uid: int) -> None:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     assert books_path("h" * 56) == Path("/tmp") / f"themis-{os.getuid()}" / f"{'h' * 16}.json"
-
-
-def test_the_place_of_the_books_is_not_a_job_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    node = {"NodeID": "h" * 56, "Alive": True, "Resources": {reservations.HEAD: 1.0}}
-    started = []
-    actor = SimpleNamespace(status=SimpleNamespace(remote=lambda: None))
-    made = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *args: started.append(args) or actor))
-    ray = SimpleNamespace(nodes=lambda: [node], remote=lambda cls: made, get=lambda answer: answer)
-    monkeypatch.setattr(control, "ray", ray)
-    monkeypatch.setattr(control, "find", lambda: None)
-    # A job that starts the arbiter has a TMPDIR of its own, and the arbiter runs on another node.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    control.start("CPU")
-    assert started == [({}, "CPU", "h" * 56)]
-    assert books_path("h" * 56).parent.parent == Path("/tmp")
 
 
 def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:

@@ -29,16 +29,3 @@ def test_only_drivers_that_are_silent_and_gone_are_dead():
     assert sorted((each.app, each.session) for each in dead) == [("away", "w"), ("dead", "d")]
     assert sorted(asked) == ["there", "x", "z"]
     assert drivers.look([], 1.0) == []
-
-
-def test_each_silent_app_has_its_turn_when_ray_is_slow():
-    now = 0.0
-
-    def is_gone(life: str) -> bool:
-        nonlocal now
-        now += 1.0
-        return True
-
-    drivers = SilentDrivers(is_gone, lambda: now)
-    silent = [(name, name, name) for name in "abc"]
-    assert sorted(each.app for _ in range(3) for each in drivers.look(silent, 0.5)) == ["a", "b", "c"]

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
-from themis_bridge.fairness import UNSERVED, endless_rho
+from themis_bridge.fairness import endless_rho
 from themis_bridge.locality import Gpu
-
-
-def test_rho_is_what_its_share_could_do_over_what_it_does():
-    assert endless_rho(6, 4.0, 2) == 2.0
-    assert endless_rho(6, 4.0, 4) == 1.0
-    assert endless_rho(6, 4.0, 8) == pytest.approx(4 / 6), "more GPUs than it wants change nothing"
-    assert endless_rho(2, 4.0, 2) == 1.0
-    assert endless_rho(6, 4.0, 0) == UNSERVED
 
 
 @settings(deadline=None)

@@ -18,16 +18,6 @@ def test_seeded_faults(first):
         World(seed).run()
 
 
-def test_a_seed_is_a_schedule():
-    logs = []
-    for _ in range(2):
-        lines: list[str] = []
-        World(3, lines.append).run()
-        logs.append(lines)
-    assert logs[0] == logs[1]
-    assert len(logs[0]) > 10
-
-
 def test_the_invariants_can_fail(monkeypatch):
     """An arbiter that does not wait until a reservation is removed violates an invariant."""
     close = LeaseManager.close_expired

@@ -31,9 +31,7 @@ class Ray:
             remove=lambda group: self._wait(self.gone.add(group)),
         )
         monkeypatch.setattr(groups, "reservations", ray)
-        #: The apps that ask for as much as WANTED.
-        self.others = frozenset()
-        self.groups = groups.Groups(lambda: self.now, lambda bundle: self.others)
+        self.groups = groups.Groups(lambda: self.now)
         self.wanted = {}
 
     def _wait(self, answer):
@@ -74,15 +72,6 @@ def test_a_reservation_that_ray_can_make_is_made_however_busy_the_arbiter_is(num
     assert len(events) == number and {type(each) for each in events} == {m.Reserved}
 
 
-def test_a_reservation_that_waited_for_its_first_call_is_not_given_up(monkeypatch):
-    ray = Ray(monkeypatch)
-    ray.reserve(1)
-    ray.now += CREATE_S + 1
-    assert ray.work() == []
-    ray.now += CREATE_S + 1
-    assert ray.work() == [m.Reserved("g0", 0, "g0")]
-
-
 def test_a_group_that_an_earlier_arbiter_asked_for_has_its_time_from_the_first_look(monkeypatch):
     ray = Ray(monkeypatch)
     ray.full = True
@@ -102,21 +91,8 @@ def test_a_reservation_that_ray_cannot_make_is_given_up_after_its_time(fault, mo
     ray.now += CREATE_S + 1
     began = ray.now
     events = ray.run()
-    assert events == [m.ReserveFailed("g0", 0), m.Removed("g0", 0)]
+    assert events == [m.ReserveFailed("g0", 0, fault == "full"), m.Removed("g0", 0)]
     assert CREATE_S <= ray.now - began < 2 * CREATE_S
-
-
-@pytest.mark.parametrize("fault", ["full", "fails", "gone"])
-def test_only_a_group_that_waits_shows_anything_of_other_apps(fault, monkeypatch):
-    ray = Ray(monkeypatch)
-    ray.others = frozenset({"b"})
-    if fault == "gone":
-        ray.gone.add(("a", "g0", 0))
-    else:
-        setattr(ray, fault, True)
-    ray.reserve(1)
-    failed, _ = ray.run()
-    assert failed == m.ReserveFailed("g0", 0, frozenset({"b"}) if fault == "full" else frozenset())
 
 
 def test_a_token_is_never_reserved_twice_though_the_books_cannot_be_written(monkeypatch):

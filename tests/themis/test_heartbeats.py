@@ -35,7 +35,7 @@ def test_what_an_app_says_and_is_told_changes_only_with_its_leases() -> None:
     cluster.wait(10)
     assert len(agent.leases) == 64
     heard = agent.heartbeat()
-    assert len(pickle.dumps(heard)) < 400
+    assert len(pickle.dumps(heard)) < 500
     # Renewals are no change, and what another arbiter says of the same leases is none either.
     cluster.wait(120)
     state = cluster.arbiter.state
@@ -54,10 +54,10 @@ def test_a_late_message_is_only_an_older_report() -> None:
     cluster.send()
     cluster.agents["a"].work.jobs = 1
     cluster.wait(1)
-    held, report = cluster.holds("a"), cluster.arbiter.state.reports["a"].report
+    held, report = cluster.holds("a"), cluster.arbiter.state.reports["a"]
     # It comes again, and says of a GPU that was leased to the app once more that it has left it.
     cluster.send(late, replace(late, left=tuple((gpu, view.token) for gpu, view in agent.leases.items())))
-    assert cluster.holds("a") == held and cluster.arbiter.state.reports["a"].report == report != late.report
+    assert cluster.holds("a") == held and cluster.arbiter.state.reports["a"] == report != late.report
 
 
 class Runs:
@@ -81,20 +81,6 @@ def test_an_app_that_stands_still_is_not_doubted_for_what_its_leases_do_meanwhil
     assert len(cluster.holds("a")) == 2 and cluster.arbiter.state.apps["a"].distrust == 1.0
 
 
-def test_rounds_wait_for_silent_apps_but_not_for_ever() -> None:
-    """Seen: who reported every 25 s was never checked; and a round ran 0.1 s after an app had joined."""
-    cluster = Cluster(2)
-    cluster.join("a", Job(1, 1e5))
-    cluster.wait(30)
-    for number in range(20):
-        cluster.silent |= {f"new{number}"}
-        cluster.join(f"new{number}", Job(2, 1e5))
-        if number == 10:
-            cluster.join("b", Job(1, 1e5))
-        cluster.wait(1)
-    assert cluster.holds("b"), "apps that join and never report hold up no other one"
-
-
 def test_gpus_wait_for_the_first_report_of_each_app_but_not_for_long() -> None:
     cluster = Cluster(4)
     cluster.join("a", Job(4, 1e5))
@@ -111,18 +97,3 @@ def test_gpus_wait_for_the_first_report_of_each_app_but_not_for_long() -> None:
     assert not cluster.reserved and held["b"], "an arbiter that has just begun knows of no report"
     cluster.wait(2)
     assert len(cluster.holds("a")) == 4
-
-
-def test_the_leases_of_an_app_are_those_of_the_table() -> None:
-    table = LeaseTable()
-    for gpu, app in (("g0", "a"), ("g1", "b"), ("g2", "a"), ("g3", "a")):
-        table.grant(gpu, app, 10.0)
-    table.drop(table.of("a")[0])
-    table.of("a")[1].closing = True
-    for known in (table, LeaseTable.loaded(table.saved())):
-        assert {app: [lease.gpu for lease in known.of(app)] for app in "abc"} == {"a": ["g2"], "b": ["g1"], "c": []}
-
-
-def test_an_arbiter_that_does_not_know_an_app_asks_it_to_join_again() -> None:
-    refused = Arbiter(ArbiterState()).handle(m.Heard("a", "s", 1, m.Report()), 0.0)
-    assert refused is not None and refused.then == "join"

@@ -65,17 +65,6 @@ def test_each_call_in_turn_may_fail(name, number, done, monkeypatch, tmp_path):
     assert_all_used(world)
 
 
-def test_the_instructions_after_one_that_fails_are_carried_out(monkeypatch, tmp_path):
-    world = World(monkeypatch, tmp_path, fault=("remove_placement_group", 0))
-    world.join("a", Job(2, 500.0))
-    world.run(2)
-    assert_all_used(world)
-    world.leave("a")
-    world.join("b", Job(2, 500.0))
-    world.run(RECOVERY_S)
-    assert_all_used(world)
-
-
 @pytest.mark.parametrize(
     ("error", "remedy"), [("ENOSPC", "make room"), ("EROFS", "let this user write"), ("EACCES", "let this user write")]
 )

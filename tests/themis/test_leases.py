@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.themis.cluster import Cluster, Job
-from themis_bridge import ThemisError
-from themis_bridge.leases import STATES, LeaseTable
+from themis_bridge.leases import STATES
 
 
 def test_the_states_of_a_lease_are_those_that_are_drawn():
@@ -25,16 +22,6 @@ def test_leases_do_not_all_end_at_once():
     ends = [lease.expires for lease in cluster.arbiter.state.leases]
     assert len(set(ends)) == 8
     assert all(50 <= end <= 150 for end in ends)
-
-
-def test_a_renewal_keeps_the_token_and_sends_no_notice():
-    cluster = Cluster(2)
-    agent = cluster.join("a")
-    before = {gpu: view.token for gpu, view in agent.leases.items()}
-    cluster.notices.clear()
-    cluster.wait(1000)
-    assert {gpu: view.token for gpu, view in agent.leases.items()} == before
-    assert not cluster.notices
 
 
 def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():
@@ -58,13 +45,3 @@ def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():
         if not any(lease in promised for lease in state.leases):
             break
     assert not any(lease in promised for lease in state.leases)
-
-
-def test_tokens_only_grow():
-    table = LeaseTable()
-    lease = table.grant("g", "a", 10.0)
-    with pytest.raises(ThemisError, match="'g' is leased to 'a'"):
-        table.grant("g", "b", 10.0)
-    table.drop(lease)
-    assert table.grant("g", "b", 10.0).token > lease.token
-    assert LeaseTable.loaded(table.saved(), [41]).grant("h", "a", 1.0).token == 42

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.shared_cluster.baselines import policy
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import LONG_WAIT, Need, Situation, Themis, share_leftover, tie_break, worst_first
+from themis_bridge.policy import (
+    LONG_WAIT,
+    Need,
+    Outcome,
+    Situation,
+    Themis,
+    share_leftover,
+    tie_break,
+    whole,
+    worst_first,
+)
 
 
 def bidders(needs: dict[str, Need], held: dict[str, tuple[Gpu, ...]], holder: dict[str, str], f: float) -> list[str]:
@@ -97,22 +106,13 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
 
 
-def unlike(wants: int = 2) -> Situation:
-    """Four GPUs on one machine, all held by "first" until their leases end, and two apps further behind than it."""
-    offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
-    needs = {"first": Need(1.0, 4), "last": Need(3.0, wants), "middle": Need(2.0, wants)}
-    held = {"first": (), "last": (Gpu("x", "n"),), "middle": (Gpu("y", "n"),)}
-    return Situation(needs, held, offer, dict.fromkeys(offer, "first"), {})
-
-
-def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lots_for_what_is_left():
-    rule, situation = policy("paper", 0.4), unlike(3)
-    # Two of three apps, though the first of them could use half of the offer and the two together all of it.
-    assert rule.bidders(situation) == ["last", "middle"]
-    none, one = frozenset[str](), frozenset({"g0"})
-    found = rule.decide(situation, {"last": Bid("last", {none: 3.0, one: 1.0})})
-    assert found.grants["g0"] == "last" and found.clearing is not None
-    assert found.leftovers == {"g1", "g2", "g3"} and "last" not in {found.grants[gpu] for gpu in found.leftovers}
+def test_half_a_gang_changes_no_hands():
+    offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
+    needs = {"gang": Need(9.0, 2, gang=2), "holder": Need(1.0, 1)}
+    situation = Situation(needs, dict.fromkeys(needs, ()), offer, {"g0": "holder"}, {}, together={"gang": 2})
+    torn, both = Outcome({"g0": "gang"}), Outcome(dict.fromkeys(offer, "gang"))
+    assert whole(situation, torn) == Outcome({"g0": "holder"}, overridden=frozenset({"g0"}))
+    assert whole(situation, both) == both
 
 
 # Ties

@@ -23,14 +23,9 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     assert all(held.values())
     data = cluster.arbiter.state.saved() if books else {}
     gpus = cluster.arbiter.state.gpus.values()
-    cluster.arbiter = Arbiter.restored(data, cluster.reserved, gpus, wall=1e9)
-    for gpu, (_, token) in cluster.reserved.items():
-        cluster.arbiter.handle(m.Reserved(gpu, token, "group"), cluster.now)
+    there = {gpu: (*held, "group") for gpu, held in cluster.reserved.items()}
+    cluster.arbiter = Arbiter.restored(data, there, gpus, wall=1e9)
     cluster.notices.clear()
-    if not books:
-        for name in "ab":
-            assert cluster.arbiter.handle(cluster.agents[name].heartbeat(), cluster.now).then == "join"
-            cluster.arbiter.handle(m.AppJoined(name, "s"), cluster.now)
     cluster.wait(30)
     assert {name: cluster.holds(name) for name in "ab"} == held
     reserved = {gpu: token for gpu, (_, token) in cluster.reserved.items() if gpu in held["a"]}
@@ -53,7 +48,7 @@ def test_a_reservation_that_is_not_in_the_books_is_removed():
     cluster.join("a", Job(1))
     state = cluster.arbiter.state
     free = next(iter(set(state.gpus) - set(cluster.reserved)))
-    reserved = {**cluster.reserved, free: ("b", 77)}
+    reserved = {**{gpu: (*held, "group") for gpu, held in cluster.reserved.items()}, free: ("b", 77, "group")}
     arbiter = Arbiter.restored(state.saved(), reserved, state.gpus.values(), wall=0)
     lease = arbiter.state.leases.get(free)
     assert lease.key == ("b", free, 77) and lease.closing and arbiter.state.leases.token == 77

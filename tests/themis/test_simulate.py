@@ -8,14 +8,12 @@ import pytest
 
 from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
 from benchmarks.shared_cluster.baselines import BASELINES
-from benchmarks.shared_cluster.ideal import ends
 from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
 from tests.themis.cluster import claim
 from themis_bridge import JobInfo
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Need, Situation
 
 
 def app(name: str, *phases: int) -> Spec:
@@ -43,34 +41,6 @@ def test_an_end_within_a_microsecond_of_a_round(seconds: int) -> None:
         assert run.makespan == pytest.approx(seconds + SWITCH_S)
 
 
-def test_gpus_that_are_gained_together_cost_one_switch() -> None:
-    specs = [Spec("a", 0.0, [[JobInfo(4000, 1.0, 4)]])]
-    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
-    assert simulate(specs, gpus, Setup()).makespan == pytest.approx(1000 + SWITCH_S)
-
-
-def test_drf_gives_a_new_app_its_share_of_a_full_cluster() -> None:
-    long = Spec("long", 0.0, [[JobInfo(10000, 1.0)] * 4])
-    late = Spec("late", 100.0, [[JobInfo(1000, 1.0)]])
-    gpus = [Gpu(f"g{i}", "m") for i in range(4)]
-    assert simulate([long, late], gpus, Setup(policy="drf")).jct["late"] < 2000
-
-
-def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
-    wide = Spec("wide", 0.0, [[JobInfo(80000, 1.0, 8)]])
-    narrow = Spec("narrow", 1.0, [[JobInfo(1000, 1.0)] * 4])
-    gpus = [Gpu(f"g{i}", f"m{i // 4}") for i in range(8)]
-    # On both machines the wide job would be placed worse than on one of them.
-    assert simulate([wide, narrow], gpus, Setup(policy="gandiva")).jct["narrow"] < 2000
-
-
-def test_baselines_without_placement_take_the_first_gpus() -> None:
-    offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
-    need = Need(1.0, 3, report=TwinApp(app("a", 1000)).report())
-    situation = Situation({"a": need}, {"a": ()}, offer, {}, {})
-    assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
-
-
 def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:
     found, here = {}, {1: Gpu("g", "m"), 2: Gpu("h", "m")}
     for part in (0.5, 1.0):
@@ -87,7 +57,7 @@ def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:
 
 def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
     """The arbiter's doubt about an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
-    spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"slot": 1.0, "machine": 1.0, "rack": 1.3, "cluster": 1.6})
+    spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], (1.3, 1.6))
     app, book = TwinApp(spec, error=error, lie=lie), AppRecord("s", 0.0, 0.0)
     for number, place in enumerate(places, 1):
         for gpu in list(app.held):
@@ -136,14 +106,6 @@ def test_nobody_starves_where_apps_outnumber_gpus() -> None:
     # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6.
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
     assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
-
-
-def test_equal_shares_end_when_arithmetic_says() -> None:
-    first = Spec("first", 0.0, [[JobInfo(100, 1.0, 2)], [JobInfo(50, 1.0, 1)]])
-    second = Spec("second", 25.0, [[JobInfo(75, 1.0, 2)]])
-    # The first app has both GPUs until 25 s and one until 75 s; then its second phase has one, the other app the other.
-    assert ends([second, first], 2) == pytest.approx({"first": 125.0, "second": 100.0})
-    assert ends([first], 2) == pytest.approx({"first": 100.0})
 
 
 def test_an_app_that_is_not_admitted_comes_again_and_has_waited_since_it_came_first() -> None:

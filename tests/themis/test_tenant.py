@@ -35,16 +35,17 @@ class Arbiter:
     def __init__(self, unit):
         self.unit, self.apps = unit, set()
         self.users: dict[str, str] = {}
-        self.join, self.report, self.leave = Remote(self._join), Remote(self._report), Remote(lambda *args: None)
+        self.hear, self.leave = Remote(self._hear), Remote(lambda *args: None)
 
-    def _join(self, app, session, bundle, user, life, together):
-        if self.unit not in bundle:
+    def _hear(self, heard):
+        if self.unit not in heard.bundle:
             raise ThemisError(f"leases single {self.unit}s")
-        self.apps.add(app)
-        self.users[app], self.life = user, life
+        self.apps.add(heard.app)
+        self.users[heard.app], self.life = heard.user, heard.life
 
-    def _report(self, heard):
-        return None if heard.app in self.apps else m.Refused("join again", "join")
+
+def gone(*args):
+    raise ray.exceptions.RayActorError
 
 
 @pytest.fixture
@@ -69,19 +70,11 @@ def cluster(monkeypatch):
     return there
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
+def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster):
     job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.apps == {"a"} and job.poll() == []
     former, cluster.arbiter = cluster.arbiter, Arbiter("CPU")
-    if dead:
-
-        def gone(*args):
-            raise ray.exceptions.RayActorError
-
-        former.report.remote = gone
-    else:
-        job._arbiter = cluster.arbiter
+    former.hear.remote = gone
     until(lambda: job._agent.refused)
     with pytest.raises(ThemisError, match="leases single CPUs"):
         job.poll()
@@ -89,28 +82,22 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
     assert not cluster.arbiter.apps
 
 
-def test_a_job_names_its_user_whenever_it_joins(cluster):
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
-    assert cluster.arbiter.users == {"a": "anna"}
-    job._arbiter = cluster.arbiter = Arbiter("GPU")
-    until(lambda: cluster.arbiter.users == {"a": "anna"})
-    job.close()
+def test_a_join_that_is_answered_late_or_refused_because_of_a_silent_namesake_is_waited_for(cluster, caplog):
+    hear, sessions = cluster.arbiter._hear, []
 
-
-def test_a_join_that_is_answered_late_is_waited_for(cluster, caplog):
-    join, sessions = cluster.arbiter._join, []
-
-    def slow(app, session, *more):
-        sessions.append(session)
+    def late(heard):
+        sessions.append(heard.session)
         if len(sessions) < 4:
             raise ray.exceptions.GetTimeoutError
-        join(app, session, *more)
+        why = "an app of the name 'a' is silent, and keeps its name"
+        return m.Refused(why, ends=len(sessions) < 6) if len(sessions) < 8 else hear(heard)
 
-    cluster.arbiter.join = Remote(slow)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert cluster.arbiter.apps == {"a"} and job.poll() == []
-    assert len(sessions) == 4 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
-    assert len([line for line in caplog.messages if "has not answered within 10 s" in line]) == 1
+    cluster.arbiter.hear = Remote(late)
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
+    assert cluster.arbiter.users == {"a": "anna"} and job.poll() == []
+    assert len(sessions) >= 8 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
+    for said in ("has not answered within 10 s", "keeps its name; trying to join"):
+        assert len([line for line in caplog.messages if said in line]) == 1
     job.close()
 
 
@@ -120,27 +107,12 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
     def never(*args):
         raise ray.exceptions.GetTimeoutError
 
-    cluster.arbiter.join = Remote(never)
+    cluster.arbiter.hear = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
 
 
-def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, caplog):
-    join, calls = cluster.arbiter._join, []
-
-    def kept(*args):
-        calls.append(args)
-        why = "an app of the name 'a' is silent, and keeps its name"
-        return m.Refused(why, "wait") if len(calls) < 4 else join(*args)
-
-    cluster.arbiter.join = Remote(kept)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert len(calls) >= 4 and job.poll() == []
-    assert len([line for line in caplog.messages if "keeps its name; trying to join" in line]) == 1
-    job.close()
-
-
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "join", "report", "get"])
+@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "hear", "get"])
 @pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
 def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, monkeypatch):
     failed = []
@@ -154,9 +126,8 @@ def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, 
 
         return function
 
-    if call in ("join", "report"):
-        remote = getattr(cluster.arbiter, call)
-        remote.remote = once(remote.remote)
+    if call == "hear":
+        cluster.arbiter.hear.remote = once(cluster.arbiter.hear.remote)
     else:
         owner = {"start": tenant.control, "get": ray}.get(call, tenant.reservations)
         monkeypatch.setattr(owner, call, once(getattr(owner, call)))
@@ -175,16 +146,13 @@ def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypa
         starts.append(unit)
         raise error("injected")
 
-    def gone(*args):
-        raise ray.exceptions.RayActorError
-
     with monkeypatch.context() as patch:
         patch.setattr(tenant.control, "start", start)
-        job._arbiter.report.remote = gone
+        job._arbiter.hear.remote = gone
         until(lambda: len(starts) > 2)
     cluster.arbiter = Arbiter("GPU")
     until(lambda: cluster.arbiter.apps == {"a"})
-    cluster.arbiter.report.remote = gone
+    cluster.arbiter.hear.remote = gone
     job.close()  # nothing is raised
 
 
@@ -193,7 +161,8 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     assert cluster.arbiter.life == "sign0"
     # The cluster took it for dead.
     cluster.gone.add("sign0")
-    job._arbiter = cluster.arbiter = Arbiter("GPU")
+    former, cluster.arbiter = cluster.arbiter, Arbiter("GPU")
+    former.hear.remote = gone
     until(lambda: cluster.arbiter.apps)
     assert cluster.arbiter.life == "sign1" and "sign1" not in cluster.gone
     job.close()
@@ -203,20 +172,11 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
 
 
-def test_a_job_that_joins_again_keeps_its_sign_of_life(cluster):
-    arbiter = cluster.arbiter
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    arbiter.apps.clear()
-    until(lambda: arbiter.apps)
-    job.close()
-    assert arbiter.life == "sign0"
-
-
 def test_a_lease_is_gained_with_its_group(cluster, monkeypatch):
     monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
     job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     view = m.LeaseView(Gpu("g0", "m0"), 3, "G", True, 20.0)
-    cluster.arbiter.report.remote = lambda heard: m.Leases(job._agent.session, "digest", (view,), 1)
+    cluster.arbiter.hear.remote = lambda heard: m.Leases("digest", (view,), 1)
     notices = []
     until(lambda: notices.extend(job.poll()) or notices)
     assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
@@ -225,6 +185,6 @@ def test_a_lease_is_gained_with_its_group(cluster, monkeypatch):
 
 
 def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
-    del cluster.arbiter.report
+    del cluster.arbiter.hear
     with pytest.raises(ThemisError, match=r"earlier version: stop it .fluidtune arbiter stop"):
         tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU", "anna")

@@ -64,12 +64,11 @@ class ArbiterActor:
         self._books = Books(books_path(head), time.monotonic)
         #: Whether something has changed that is not in the books.
         self._unwritten = True
-        #: As of the books: app -> its leases, and what Ray has to have reserved; None before they were written first.
-        self._told: dict[str, m.Leases] = {}
+        #: As of the books: (app, session) -> its leases, and what Ray has to have reserved; None before they were
+        #: written first.
+        self._told: dict[tuple[str, str], m.Leases] = {}
         self._wanted: dict[Key, Wanted | None] | None = None
-        #: App -> the resources that one of its devices reserves. They are stored in the books, too.
-        self._bundles: dict[str, dict[str, float]] = {}
-        self._groups = Groups(time.monotonic, self._asking_for)
+        self._groups = Groups(time.monotonic)
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self._ticked = 0
@@ -77,7 +76,7 @@ class ArbiterActor:
         self._drivers = SilentDrivers(lambda life: reservations.is_gone(life), time.monotonic)
         self._round_seconds = 0.0
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
-        self._arbiter, self._bundles = restored(self._books, self._groups, gpus, settings, time.time())
+        self._arbiter = restored(self._books, self._groups, gpus, settings, time.time())
         self._flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
@@ -86,49 +85,24 @@ class ArbiterActor:
 
     # --- called by agents and operators
 
-    def join(
-        self, app: str, session: str, bundle: dict[str, float], user: str = "", life: str = "", together: int = 1
-    ) -> m.Refused | None:
-        """An app wants GPUs. Returns why it has not joined; None: it has.
+    def hear(self, heard: m.Heard) -> m.Leases | m.Refused | None:
+        """Take what an agent says of its app. Returns the app's leases; None if the agent knows them.
 
-        Args:
-            app, session, user, together: see `messages.AppJoined`.
-            bundle: Ray resource -> amount, what one of its devices reserves.
-            life: id of the driver's `reservations.sign_of_life`; "": it has none.
-
-        Raises ThemisError if an argument cannot be true, or the bundle does not have exactly one of the unit that is
-        leased here, and ValueError for an id that cannot be one.
+        Raises ThemisError for a message that no agent can send, or if what one device reserves does not have exactly
+        one of the unit that is leased here; ValueError for an id of a sign of life that cannot be one.
         """
-        joined = m.plain_joined(m.AppJoined(app, session, user, life, together))
-        app, session = joined.app, joined.session
-        reservations.check_app_name(app)
-        if life:
-            reservations.by_id(life)
-        bundle = reservations.plain_bundle(bundle)
-        if bundle.get(self._unit) != 1.0:
+        heard = m.plain_heard(heard)
+        reservations.check_app_name(heard.app)
+        if heard.life:
+            reservations.by_id(heard.life)
+        if heard.bundle.get(self._unit) != 1.0:
             raise ThemisError(
-                f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
+                f"app {heard.app!r} asks for devices of {heard.bundle}; the arbiter of this Ray cluster leases single "
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
         with self._lock:
-            refused = self._handle(joined)
-            if refused is None:
-                # A job that was edited and started again may ask for another bundle.
-                self._bundles[app] = bundle
-            return refused
-
-    def report(self, heard: m.Heard) -> m.Leases | m.Refused | None:
-        """Take what an agent says of its app. Returns the app's leases; None if the agent knows them.
-
-        Raises ThemisError for a message that no agent can send.
-        """
-        heard = m.plain_heard(heard)
-        with self._lock:
-            refused = self._handle(heard)
-            told = self._told.get(heard.app)
-            if refused is not None or told is None or told.session != heard.session or told.digest == heard.known:
-                return refused
-            return told
+            refused, told = self._handle(heard), self._told.get((heard.app, heard.session))
+            return told if refused is None and told is not None and told.digest != heard.known else refused
 
     def leave(self, app: str, session: str) -> None:
         """An app is done."""
@@ -199,15 +173,12 @@ class ArbiterActor:
         self._unwritten |= refused is None and not isinstance(event, m.Heard | m.Tick)
         return refused
 
-    def _saved(self) -> dict[str, Any]:
-        return {**self._arbiter.state.saved(), "bundles": self._bundles}
-
     def _flush(self) -> None:
         """Write the books if something in them has changed. From then on what follows from them is carried out."""
-        if self._closed or not self._unwritten or not self._books.write(self._saved()):
+        if self._closed or not self._unwritten or not self._books.write(self._arbiter.state.saved()):
             return
         self._unwritten, state = False, self._arbiter.state
-        self._told = {app: leases_of(state, app) for app in state.apps}
+        self._told = {(name, app.session): leases_of(state, name) for name, app in state.apps.items()}
         self._wanted = {lease.key: self._need(lease) for lease in state.leases}
 
     def _unwritten_leases(self) -> int:
@@ -219,15 +190,9 @@ class ArbiterActor:
         gpu = self._arbiter.state.gpus[lease.gpu]
         return None if lease.closing else Wanted(self._bundle(lease.app), self._ties[gpu.machine])
 
-    def _bundle(self, app: str) -> dict[str, float]:
-        return self._bundles.get(app, {self._unit: 1.0})
-
-    def _asking_for(self, bundle: Mapping[str, float]) -> frozenset[str]:
-        """The apps that ask for at least as much as this bundle with one of their devices."""
-        least = [(name, amount) for name, amount in bundle.items() if amount > 0]
-        with self._lock:
-            asked = list(self._bundles.items())
-        return frozenset(app for app, each in asked if all(each.get(name, 0.0) >= amount for name, amount in least))
+    def _bundle(self, app: str) -> Mapping[str, float]:
+        known = self._arbiter.state.apps.get(app)
+        return known.bundle if known is not None and known.bundle else {self._unit: 1.0}
 
     # --- time and Ray
 
@@ -275,23 +240,16 @@ class ArbiterActor:
             self._flush()
 
     def _keep_house(self) -> None:
-        """Forget the bundles of apps that are gone, and publish the gauges."""
+        """Publish the gauges, and write the books with a clock that is not old."""
         with self._lock:
-            apps = self._arbiter.state.apps
-            self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
             self._gauges.set(self._arbiter.state, self._round_seconds)
             self._unwritten = True
 
     def _look_at_nodes(self) -> None:
         gpus, ties, left_out = reservations.cluster_gpus(self._unit)
-        there = {gpu.id: gpu for gpu in gpus}
         with self._lock:
             self._ties, self._left_out = ties, left_out
-            state = self._arbiter.state
-            for gpu in state.gpus.keys() - there.keys():
-                self._handle(m.GpuLeft(gpu))
-            for name in there.keys() - state.gpus.keys():
-                self._handle(m.GpuJoined(there[name]))
+            self._handle(m.Gpus(tuple(gpus)))
 
     def _look_at_foreign_usage(self) -> None:
         """End the pauses if something outside Themis has given back what a reservation may have lacked."""
@@ -304,7 +262,7 @@ class ArbiterActor:
         taken = reservations.taken()
         with self._lock:
             ours = [self._bundle(app) for app, _, _ in self._groups.there]
-            wanted = {name for bundle in self._bundles.values() for name in bundle}
+            wanted = {name for app in self._arbiter.state.apps for name in self._bundle(app)}
             if not self._groups.owed and self._foreign.freed(taken, ours, wanted):
                 self._handle(m.Freed())
 
@@ -326,8 +284,8 @@ def check_unit(unit: str) -> None:
 
 def restored(
     books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float
-) -> tuple[Arbiter, dict[str, dict[str, float]]]:
-    """The arbiter, and the bundle of each app.
+) -> Arbiter:
+    """The arbiter that goes on from the books.
 
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
     well, so that its tokens are above those of an arbiter that was stopped.
@@ -336,29 +294,23 @@ def restored(
     to the default `Settings`, if there are no books. ``wall``: time of day, s.
     """
     known = {gpu.id for gpu in gpus}
-    there: dict[str, tuple[str, int]] = {}
-    made: list[m.Reserved] = []
+    there: dict[str, tuple[str, int, str]] = {}
     # Of two groups of one GPU, the one with the smaller token could not be made, and was being removed.
     for key, (state, group) in sorted(reservations.found().items(), key=lambda each: each[0][2]):
         app, gpu, token = key
-        groups.found(key, group, state == reservations.CREATED)
+        made = state == reservations.CREATED
+        groups.found(key, group, made)
         if gpu in known:
-            there[gpu] = app, token
-            made += [m.Reserved(gpu, token, reservations.id_of(group))] * (state == reservations.CREATED)
+            there[gpu] = app, token, reservations.id_of(group) if made else ""
     newest = reservations.newest_token()
     data = books.read()
-    bundles = data.pop("bundles", {})
     try:
-        if not isinstance(bundles, dict):
-            raise TypeError(f"bundles={bundles!r}: expected one for each app")
         arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     except BAD_BOOKS as error:
         books.keep_aside(error)
-        data, bundles = {}, {}
+        data = {}
         arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     if not data:
         arbiter.state.settings = Settings().changed(settings)
-    for each in made:
-        arbiter.handle(each, time.monotonic())
     logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
-    return arbiter, bundles
+    return arbiter

@@ -23,7 +23,7 @@ from themis_bridge.errors import ThemisError
 logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with another one are not read.
-FORMAT = 2
+FORMAT = 3
 #: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
 #: start the arbiter.
 ROOT = Path("/tmp")

@@ -38,7 +38,7 @@ class SilentDrivers:
             if app.life and state.clock - app.heard > SILENT_S
         ]
 
-    def look(self, silent: list[tuple[str, str, str]], seconds: float) -> list[m.DriverDied]:
+    def look(self, silent: list[tuple[str, str, str]], seconds: float) -> list[m.AppLeft]:
         """Look at these apps for about ``seconds``, without the lock. Returns which drivers are dead."""
         dead = []
         began = self._clock()
@@ -47,7 +47,7 @@ class SilentDrivers:
             app, session, life = silent[self._turn % len(silent)]
             try:
                 if self._is_gone(life):
-                    dead.append(m.DriverDied(app, session))
+                    dead.append(m.AppLeft(app, session))
             except Exception as error:
                 # Whatever Ray raises for one app; the deaths of others are told, and this one is looked at again.
                 logger.warning("themis: whether the driver of %s lives is not known: %s", app, error)

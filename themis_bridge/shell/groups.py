@@ -70,11 +70,10 @@ class Groups:
     """See the module. All but the properties is called by one thread.
 
     clock: seconds.
-    also_for: bundle -> the apps that ask for at least as much. Asked when Ray has had no room for it.
     """
 
-    def __init__(self, clock: Callable[[], float], also_for: Callable[[Mapping[str, float]], frozenset[str]]):
-        self._clock, self._also_for = clock, also_for
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
         self._known: dict[Key, Group] = {}
         self._logged = -LOG_S
 
@@ -151,7 +150,7 @@ class Groups:
             if now - group.since > CREATE_S:
                 # It waits, so that there is no room for others who ask for as much. A call that raises an exception
                 # shows nothing of others: its cause may be what this app asks for.
-                return self._give_up(key, group, self._also_for(need.bundle))
+                return self._give_up(key, group, no_room=True)
         group.due = now + min(LOOK_S * 2**group.looks, CREATE_S / 5)
         group.looks = min(group.looks + 1, MOST_DOUBLINGS)
         return []
@@ -171,10 +170,10 @@ class Groups:
             reservations.remove(group.handle)
         return reservations.state(group.handle)
 
-    def _give_up(self, key: Key, group: Group, also_for: frozenset[str] = frozenset()) -> list[m.Event]:
+    def _give_up(self, key: Key, group: Group, no_room: bool = False) -> list[m.Event]:
         """The reservation cannot be made: remove what there is of it, and let the state machine go on."""
         group.ends, group.since, group.due, group.looks = True, self._clock(), 0.0, 0
-        return [m.ReserveFailed(key[1], key[2], also_for)]
+        return [m.ReserveFailed(key[1], key[2], no_room)]
 
     def _failed(self, key: Key, group: Group, need: Wanted | None, error: Exception) -> list[m.Event]:
         now = self._clock()

@@ -22,7 +22,6 @@ from ray.util.placement_group import (
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.plain import number, shown, text
 
 #: (app, GPU, token).
 Key = tuple[str, str, int]
@@ -33,8 +32,6 @@ _PREFIX = "themis"
 SLIVER = 0.0001
 #: The resource that Ray gives the head node, and only it.
 HEAD = "node:__internal_head__"
-#: Resources of which one device of a job can need some. Judgement: jobs ask for a handful.
-MOST_RESOURCES = 100
 #: Ray's states of a group in which something can run, and of one that is gone for good.
 CREATED, REMOVED = "CREATED", "REMOVED"
 
@@ -43,17 +40,6 @@ def check_app_name(app: str) -> None:
     """Raise ThemisError for a name that cannot be part of a group's name."""
     if not app or "/" in app:
         raise ThemisError(f"app name {app!r}: expected a name without '/'")
-
-
-def plain_bundle(bundle: object) -> dict[str, float]:
-    """What a group reserves, Ray resource -> amount, with plain values. Raises ThemisError if it cannot be that."""
-    try:
-        if not isinstance(bundle, dict) or len(bundle) > MOST_RESOURCES:
-            raise ThemisError(f"expected at most {MOST_RESOURCES} of them")
-        amounts = {text(name, "a name"): number(amount, "an amount", 0) for name, amount in bundle.items()}
-    except ThemisError as error:
-        raise ThemisError(f"devices of {shown(bundle)}: not Ray resources and their amounts: {error}") from None
-    return amounts
 
 
 def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str], list[str]]:

@@ -54,13 +54,14 @@ class Tenant:
 
     def __init__(self, app: str, work: Work, bundle: Mapping[str, float], unit: str, user: str = "", together: int = 1):
         reservations.check_app_name(app)
-        self._together = together
-        self.app, self._bundle, self._unit, self._work, self._user = app, dict(bundle), unit, work, user
+        self.app, self._unit = app, unit
+        # One session for all attempts to join: a message that was given up may still arrive.
+        self._agent = Agent(app, f"{app}/{uuid.uuid4().hex[:8]}", work, user, together, bundle)
         self._lock = threading.Lock()
         self._notices: list[Notice] = []
         #: GPU -> (token, the placement group) of its last leases.
         self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
-        #: Shows Ray, and through it the arbiter, that this driver lives; None before it first joins.
+        #: Shows Ray, and through it the arbiter, that this driver lives; None before it first finds an arbiter.
         self._life: Any = None
         #: Why the arbiter refused something last.
         self._said = ""
@@ -119,50 +120,42 @@ class Tenant:
 
     def _register(self) -> None:
         deadline = time.monotonic() + JOIN_S
-        # One session for all attempts: a join that was given up may still arrive.
-        session, said = f"{self.app}/{uuid.uuid4().hex[:8]}", ""
-        while True:
-            self._agent = Agent(self.app, session, self._work, self._user, self._together)
-            try:
-                self._arbiter = control.start(self._unit)
-                refused = self._join()
-                trouble = refused.why if refused is not None else ""
-            except ThemisError as error:
-                raise ThemisError(_plain(error)) from None
-            except ray.exceptions.GetTimeoutError:
-                trouble = f"the arbiter has not answered within {ANSWER_S:g} s"
-            except Exception as error:
-                # Whatever Ray raises at one place, it may not raise again.
-                trouble = f"the arbiter does not answer: {type(error).__name__}: {error}"
-            if not trouble:
-                return
+        while trouble := self._try_to_join():
             if time.monotonic() > deadline:
                 raise ThemisError(f"{trouble} (arbiter of this Ray cluster)")
-            if trouble != said:
-                said = trouble
-                logger.warning("themis: %s; trying to join for up to %.0f s", said, JOIN_S)
+            if trouble != self._said:
+                self._said = trouble
+                logger.warning("themis: %s; trying to join for up to %.0f s", trouble, JOIN_S)
             time.sleep(JOIN_PAUSE_S)
 
-    def _join(self) -> m.Refused | None:
-        """Returns why the arbiter has not let the job join; None: it has."""
-        if not hasattr(self._arbiter, "report"):
+    def _try_to_join(self) -> str:
+        """Returns why the job has not joined; "": it has. Raises ThemisError if it never can."""
+        try:
+            self._find_arbiter()
+            answer = self._ask()
+        except ThemisError as error:
+            raise ThemisError(_plain(error)) from None
+        except ray.exceptions.GetTimeoutError:
+            return f"the arbiter has not answered within {ANSWER_S:g} s"
+        except Exception as error:
+            # Whatever Ray raises at one place, it may not raise again.
+            return f"the arbiter does not answer: {type(error).__name__}: {error}"
+        if isinstance(answer, m.Refused):
+            return answer.why
+        self._take(answer)
+        return ""
+
+    def _find_arbiter(self) -> None:
+        """Find the arbiter, also one that Ray has restarted, or start one. It is shown that this driver lives."""
+        self._arbiter = control.start(self._unit)
+        if not hasattr(self._arbiter, "hear"):
             raise ThemisError(
                 "the arbiter of this Ray cluster is of an earlier version: stop it (fluidtune arbiter stop), and start "
                 "this job again"
             )
-        if self._life is None or reservations.is_gone(reservations.id_of(self._life)):
+        if self._life is None or reservations.is_gone(self._agent.life):
             self._life = reservations.sign_of_life()
-        life, session = reservations.id_of(self._life), self._agent.session
-        joining = self._arbiter.join.remote(self.app, session, self._bundle, self._user, life, self._together)
-        refused: m.Refused | None = ray.get(joining, timeout=ANSWER_S)
-        return refused
-
-    def _join_again(self) -> None:
-        """Join an arbiter that does not know the job. If it leases other devices than this job's, the job must end."""
-        try:
-            self._take(self._join())
-        except ThemisError as error:
-            self._agent.refused = _plain(error)
+            self._agent.life = reservations.id_of(self._life)
 
     # --- the thread
 
@@ -171,35 +164,36 @@ class Tenant:
             if not ray.is_initialized():
                 return  # The driver has left its cluster; a call would make Ray start a new one.
             try:
-                self._exchange()
+                self._take(self._ask())
             except ThemisError as error:
-                self._take(m.Refused(f"the arbiter cannot take the report of {self.app}: {_plain(error)}", "wait"))
+                self._take(m.Refused(f"the arbiter cannot take the report of {self.app}: {_plain(error)}", ends=False))
             except (ray.exceptions.RayError, ValueError) as error:
                 logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
-                self._find_arbiter()
+                self._ask_again()
             except Exception:
                 # Without this thread the job would lose its leases one by one.
                 logger.exception("themis: the agent of %s failed; it goes on", self.app)
 
-    def _find_arbiter(self) -> None:
-        """Find the arbiter that Ray has restarted, or start one if it was stopped."""
+    def _ask_again(self) -> None:
+        """Ask the arbiter that Ray has restarted, or another one. If it leases other devices, the job must end."""
         if self._over.is_set():
             return  # the job has left, or is about to
         try:
-            self._arbiter = control.start(self._unit)
-            self._join_again()
+            self._find_arbiter()
+            self._take(self._ask())
+        except ThemisError as error:
+            self._agent.refused = _plain(error)
         except (ray.exceptions.RayError, ValueError):
             pass  # It is tried again.
         except Exception:
             logger.exception("themis: the agent of %s did not find the arbiter; it tries again", self.app)
 
-    def _exchange(self) -> None:
-        """Say how things are with the job, and take the arbiter's answer."""
+    def _ask(self) -> m.Leases | m.Refused | None:
+        """Say how things are with the job. Returns the arbiter's answer."""
         with self._lock:
             heard = self._agent.heartbeat()
-        self._take(ray.get(self._arbiter.report.remote(heard), timeout=ANSWER_S))
-        if self._agent.unknown and not self._over.is_set():
-            self._join_again()
+        answer: m.Leases | m.Refused | None = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
+        return answer
 
     def _take(self, answer: m.Leases | m.Refused | None) -> None:
         if isinstance(answer, m.Refused) and answer.why != self._said:
