@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray._private.state import state
@@ -92,12 +93,12 @@ def may_get_nodes() -> bool:
         status = client.internal_kv_get(_STATUS_KEY, None)
         report = json.loads(status).get("autoscaler_report") if status else None
         if report is not None:
-            return _has_autoscaler(report)
+            return has_autoscaler(report, ray.nodes())
         time.sleep(0.2)
     return True
 
 
-def _has_autoscaler(report: dict[str, dict[str, int]]) -> bool:
-    """Whether Ray's status is that of an autoscaler which starts nodes. ``report``: its "autoscaler_report"."""
-    by_hand = {_BY_HAND + node["NodeID"] for node in ray.nodes()}
+def has_autoscaler(report: dict[str, dict[str, int]], nodes: list[dict[str, Any]]) -> bool:
+    """Whether Ray's status (its "autoscaler_report") is that of an autoscaler which starts nodes."""
+    by_hand = {_BY_HAND + node["NodeID"] for node in nodes}
     return any(name not in by_hand for name in report.get("active_nodes", {}))
