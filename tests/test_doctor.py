@@ -60,12 +60,6 @@ def test_a_disk_on_which_ray_cannot_write(
     assert ("from 95% on" in text) is not well
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert doctor.disk_check("results", str(tmp_path))[1] is False
-    assert "cannot be written" in doctor.disk_check("results", str(tmp_path))[2]
-
-
 @pytest.mark.parametrize("size, well", [(None, None), (64 << 20, False), (1 << 30, True)])
 def test_shared_memory(size: int | None, well: bool | None) -> None:
     name, found, text = doctor.memory_check(size)

@@ -102,17 +102,6 @@ def test_a_failed_resize_is_tried_again_after_three_results():
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
-def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
-    bench = alone(2)
-    bench.results("a", 1.0, 1)
-    bench(m.Resized("a", (0, 1), 0.1))
-    assert bench(m.Result("a", 9.0, 2)) == []  # warm-up
-    assert bench(m.Result("a", 1.5, 2)) == []
-    assert bench(m.Result("a", 1.5, 2)) == [resize("a", (0,))]
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 1.0, 10) == []
-
-
 def test_trials_that_turn_out_slower_shrink_in_the_order_of_their_results():
     """Not in the order of a set of names, which differs from one Python process to the next."""
     names = [f"t{k}" for k in range(6)]

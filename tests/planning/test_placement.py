@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planners import check
-from fluidtune.planning import Schedule, Segment, TrialLoad, Width, lower_bound, plan, static_fluid
+from fluidtune.planning import Schedule, Segment, TrialLoad, lower_bound, plan, static_fluid
 from fluidtune.planning.placement import place
 from tests.planning.groups import Group, equal, groups
 
@@ -35,18 +35,6 @@ def test_shares_of_different_sizes_share_a_device() -> None:
     third, sixth = Fraction(1, 3), Fraction(1, 6)
     schedule = place([A, B, C], {"a": HALF, "b": third, "c": sixth}, 1)
     assert [segment.start for segment in schedule.segments] == [0, 0, 0]
-
-
-def test_freed_units_are_not_given_out_twice() -> None:
-    # Three shares that end at different times leave stale entries of how much of the device was free.
-    shares: dict[str, Width] = {"a": Fraction(1, 4), "b": Fraction(1, 3), "c": HALF, "e": 1}
-    loads = [
-        TrialLoad("a", 9.0),
-        TrialLoad("b", 9.0, 1.0, 1.3),
-        TrialLoad("c", 6.0, 1.5),
-        TrialLoad("e", 4.0, 1.2),
-    ]
-    check(place(loads, shares, 1), loads, 1, c=4, d=1)
 
 
 def test_bad_widths_are_refused() -> None:
