@@ -81,14 +81,14 @@ def draining_nodes() -> set[str]:
     return set(state.get_draining_nodes()) if state.gcs_options is not None else set()
 
 
-def may_get_nodes() -> bool:
+def may_get_nodes(worker: Any = global_worker, wait_s: float = _STATUS_WAIT_S) -> bool:
     """Whether an autoscaler may bring nodes; also True where that cannot be told.
 
     It cannot be told through Ray Client, with the second version of Ray's autoscaler, and in a cluster without Ray's
-    monitor. In a cluster that is only some seconds old, this waits for the monitor's first report.
+    monitor. In a cluster that is only some seconds old, this waits ``wait_s`` for the monitor's first report.
     """
-    client = getattr(global_worker, "gcs_client", None)
-    deadline = time.monotonic() + _STATUS_WAIT_S
+    client = getattr(worker, "gcs_client", None)
+    deadline = time.monotonic() + wait_s
     while client is not None and time.monotonic() < deadline:
         status = client.internal_kv_get(_STATUS_KEY, None)
         report = json.loads(status).get("autoscaler_report") if status else None

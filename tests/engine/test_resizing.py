@@ -15,16 +15,6 @@ def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench
     return bench
 
 
-def test_a_trial_grows_after_its_first_result_and_not_before():
-    bench = alone(2)
-    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-    assert bench.engine.idle_devices == ()
-    assert bench.engine.trial("a").devices == (0,)
-    assert bench(m.Resized("a", (0, 1), 0.5)) == []
-    assert bench.engine._state.epsilon == 0.5
-    assert bench.engine.trial("a").width == 2
-
-
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]

@@ -63,10 +63,6 @@ GOOD = (
 )
 
 
-def test_check_accepts_a_good_schedule() -> None:
-    check(Schedule(GOOD), [A, B, C], 3, c=2, d=2)
-
-
 @pytest.mark.parametrize(
     ("segments", "words"),
     [
