@@ -24,7 +24,6 @@ from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.tune import arbiter_progress
 from fluidtune.tune.arbiter_progress import JobProgress
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.manager import FluidActorManager
@@ -142,19 +141,14 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     """The figures for the arbiter, and what the agent asks of them."""
     job = _busy_engine(trials, devices)
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
-    clock = SimpleNamespace(now=0.0)
-    with patch.object(arbiter_progress, "time", SimpleNamespace(monotonic=lambda: clock.now)):
-        told = JobProgress(job.engine, lambda group: (), None, None)
-        updates = []
-        for _ in range(5):
-            clock.now += 1.0
-            updates.append(_timed(lambda: told.update(where)))
-            job.run(len(job.calls) + devices // 2, 1e9)
-        gpus = list(where.values())
-        asked = max(
-            _timed(lambda held=held: valued(told.report(), 1.0, 1.0, 1).rho(held)) for held in ([], gpus[:1], gpus)
-        )
-        assert valued(told.report(), 1.0, 1.0, 1).useful == told.useful
+    told = JobProgress(job.engine, lambda group: (), None, None)
+    updates = []
+    for second in range(5):
+        updates.append(_timed(lambda now=float(second): told.update(where, now)))
+        job.run(len(job.calls) + devices // 2, 1e9)
+    gpus = list(where.values())
+    asked = max(_timed(lambda held=held: valued(told.report(), 1.0, 1.0, 1).rho(held)) for held in ([], gpus[:1], gpus))
+    assert valued(told.report(), 1.0, 1.0, 1).useful == told.useful
     return {"first_update_ms": updates[0], "update_ms": max(updates[1:]), "valuation_ms": asked}
 
 

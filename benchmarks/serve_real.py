@@ -78,9 +78,8 @@ class Decided(AsyncServer):
         return self._make(models)
 
 
-def digits_network(width: int | None = None) -> nn.Module:
-    """The network of the example with so many channels, `WIDTH` if None; its weights do not matter for its time."""
-    width = width or WIDTH
+def digits_network(width: int = WIDTH) -> nn.Module:
+    """The network of the example with so many channels; its weights do not matter for its time."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
@@ -152,8 +151,8 @@ def quantile(values: list[float], part: float) -> float:
 class Bench:
     """The model, its inputs and the measured profile."""
 
-    def __init__(self) -> None:
-        network = digits_network()
+    def __init__(self, width: int, most: int) -> None:
+        self._most, network = most, digits_network(width)
         self._images = torch.rand(256, 1, 8, 8)
         self._expected = classify(network, list(self._images))
         self._devices = [{"digits": partial(classify, network)}]
@@ -164,7 +163,7 @@ class Bench:
 
     def _measured(self, policy: Any, gathering: Any) -> Model:
         devices, inputs = [LocalDevice(one) for one in self._devices], {"digits": list(self._images[:64])}
-        return asyncio.run(measure_models(devices, inputs, {"digits": SLO_S}, MAX_BATCH, None, policy, gathering))[0]
+        return asyncio.run(measure_models(devices, inputs, {"digits": SLO_S}, self._most, None, policy, gathering))[0]
 
     def ours(self, policy: Any, gathering: Any, load: Load) -> dict[str, float]:
         """Our scheduler with this policy; its profile is measured anew, as at each start."""
@@ -229,11 +228,13 @@ def quantiles(bench: Bench, seconds: float, seed: int, quick: bool) -> dict[str,
 PARTS: dict[str, Callable[[Bench, float, int, bool], Any]] = {"loads": loads, "quantiles": quantiles}
 
 
-def run(parts: Sequence[str], seconds: float, seed: int, quick: bool) -> dict[str, Any]:
-    """The benchmark's JSON object."""
+def run(
+    parts: Sequence[str], seconds: float, seed: int, quick: bool, width: int = WIDTH, most: int = MAX_BATCH
+) -> dict[str, Any]:
+    """The benchmark's JSON object. ``width``: the network's channels. ``most``: the largest batch."""
     torch.set_num_threads(1)
     before = os.getloadavg()[0]
-    bench = Bench()
+    bench = Bench(width, most)
     say(f"{bench.capacity:.0f} requests/s at load 1; {bench.model.delays}")
     figures: dict[str, Any] = {part: PARTS[part](bench, seconds, seed, quick) for part in parts}
     if "loads" in figures:

@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,15 +173,15 @@ def fairness(
     }
 
 
-def main() -> None:
-    """The command."""
+def main(given: Sequence[str] | None = None, run: Callable[..., Any] = run_side) -> None:
+    """The command. ``run``: what runs a side."""
     arguments = parser("Tuning jobs that share a Ray cluster: stock Ray, FluidTune alone, and Themis.", limit=True)
     arguments.add_argument("--devices", default="emulated:8", help="emulated:N or cpu:N (emulated:8)")
     arguments.add_argument(
         "--seconds", type=float, help="seconds of an emulated iteration on one device (2; 0.4 with --quick)"
     )
     arguments.add_argument("--lease", type=float, help="seconds of a lease (eight iterations, at least 12)")
-    options = arguments.parse_args()
+    options = arguments.parse_args(given)
     count = cores(options.devices, ("cpu", "emulated"))
     emulated = options.devices.startswith("emulated")
     tenants = QUICK if options.quick else EMULATED if emulated else REAL
@@ -194,7 +195,7 @@ def main() -> None:
         limit = SideLimit(options.limit)
         found = {}
         for name in EMULATED_SIDES if emulated else SIDES:
-            ended = limit.run(name, partial(run_side, name, tenants, options, profile))
+            ended = limit.run(name, partial(run, name, tenants, options, profile))
             if ended is not None:
                 found[name] = ended
                 ends = ", ".join(f"{job} {each['end'] - each['start']:.0f} s" for job, each in ended.items())

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from salus_share.errors import SalusError
 from salus_share.lanes import MARGIN, Amount, Need
+from salus_share.telemetry import Telemetry
 
 #: A trial that ran out of its share gets this part of the share added to E: a second failure costs more than memory
 #: that it gives back.
@@ -174,20 +175,18 @@ class CudaMeter:
     """One process' memory on one CUDA device, by torch's allocator.
 
     The framework's part is what the process holds beyond the allocator, by NVML if it can say: the context, and the
-    kernels that were loaded so far (CUDA loads a kernel when it first runs). Every reading asks NVML again.
+    kernels that were loaded so far (CUDA loads a kernel when it first runs). Every reading asks NVML (``telemetry``).
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self, device: int = 0, telemetry: Telemetry | None = None) -> None:
         import torch
-
-        from salus_share.telemetry import Telemetry
 
         self._torch = torch
         self._device = device
         torch.cuda.init()
         self._total = torch.cuda.get_device_properties(device).total_memory
         self._uuid = str(torch.cuda.get_device_properties(device).uuid)
-        self._telemetry = Telemetry()
+        self._telemetry = telemetry or Telemetry()
         self._framework = CONTEXT
         self._look()
 

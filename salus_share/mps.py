@@ -51,12 +51,13 @@ class Mps:
     """The MPS daemon of the GPU ``uuid`` (as NVML and torch write it), for clients on this node.
 
     ``directory``: for the pipes and logs of this GPU's daemon, if it is ours. ``control``: the control program.
+    ``usual``: the pipe directory of a daemon that was started without a name for it.
     """
 
-    def __init__(self, uuid: str, directory: Path, control: str = CONTROL) -> None:
+    def __init__(self, uuid: str, directory: Path, control: str = CONTROL, usual: Path = DEFAULT_PIPE) -> None:
         self._uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         self._directory = directory
-        self._control = control
+        self._control, self._usual = control, usual
         self._ours = directory / "pipe"
         #: The pipe directory of the daemon that is used. None: there is no daemon, and processes take time slices.
         self.pipe: Path | None = None
@@ -155,8 +156,8 @@ class Mps:
         given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
         there = [Path(given)] if given else []
         # Anybody may have made the usual one, while whoever set the variable has chosen the daemon.
-        if trusted_owner(DEFAULT_PIPE):
-            there.append(DEFAULT_PIPE)
+        if trusted_owner(self._usual):
+            there.append(self._usual)
         ready = (pipe for pipe in there if pipe != self._ours and self._answers(pipe))
         return next((pipe for pipe in ready if not self._serves_another(pipe)), None)
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,7 @@ def test_doctor_names_all_checks() -> None:
     names = ["python", "ray", "cluster", "disk (Ray)", "disk (results)", "shared memory", "torch", "gpu", "serve"]
     for name in [*names, "mps"]:
         assert f"  {name}: " in done.stdout
+    assert ("--    mps: " in done.stdout) is (shutil.which("nvidia-cuda-mps-control") is None)
 
 
 @pytest.mark.ray

@@ -28,20 +28,19 @@ Usage = namedtuple("Usage", "total used free")
 def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen: `fluidtune doctor` ended with a traceback where torch lacks a library of CUDA's."""
 
-    def broken() -> doctor.Check:
-        raise OSError("libcudart.so.12: cannot open shared object file")
+    class Broken:
+        def __getattr__(self, name: str) -> None:
+            raise OSError("libcudart.so.12: cannot open shared object file")
 
     def lost() -> Iterator[doctor.Check]:
         yield "gpu", True, "2 on this machine"
         raise RuntimeError
 
     torch = "cannot be checked, as something raises OSError: libcudart.so.12: cannot open shared object file"
-    assert list(doctor.looked("torch", broken)) == [("torch", False, torch)]
+    monkeypatch.setitem(sys.modules, "torch", Broken())
+    assert [found for found in doctor.checks() if found[0] == "torch"] == [("torch", False, torch)]
     gpu = "cannot be checked, as something raises RuntimeError: no more is said"
     assert list(doctor.looked("gpu", lost)) == [("gpu", True, "2 on this machine"), ("gpu", False, gpu)]
-    for name in ("_torch", "_gpus", "_forks"):
-        monkeypatch.setattr(doctor, name, broken)
-    assert [found for name, found, _ in doctor.checks() if name in ("torch", "gpu", "fork server")] == [False] * 3
 
 
 @pytest.mark.parametrize("free, well", [(100, True), (51, True), (50, False), (0, False)])
@@ -59,12 +58,6 @@ def test_a_disk_on_which_ray_cannot_write(
     assert (name, found) == ("disk (Ray)", well) and f"{free}.0 of 1000 GiB" in text
     assert looked == [str(tmp_path)]
     assert ("from 95% on" in text) is not well
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert doctor.disk_check("results", str(tmp_path))[1] is False
-    assert "cannot be written" in doctor.disk_check("results", str(tmp_path))[2]
 
 
 @pytest.mark.parametrize("size, well", [(None, None), (64 << 20, False), (1 << 30, True)])
@@ -86,11 +79,6 @@ def test_what_is_not_there_is_neither_well_nor_missing(monkeypatch: pytest.Monke
         {"version": 1, "checks": [{"name": "c", "found": False, "text": "z"}]},
         1,
     )
-
-
-def test_no_mps_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert doctor._mps()[1] is None
 
 
 @pytest.mark.ray

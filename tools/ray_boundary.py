@@ -83,7 +83,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     ("tests/conftest.py", "_fixtureinfo"): "pytest's: the fixtures of a test, which have no public reader",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
-    ("tests/contracts/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
     ("tests/elastic/restarts.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     ("tests/elastic/restarts.py", "_shutdown_workers"): "torch's: ends the processes of a DataLoader",
 }

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -135,7 +135,7 @@ def known_differences(page: str) -> dict[str, str]:
     return {match[1]: match[2].strip() for match in re.finditer(r"^\| `(test_[^`]+)` \|(.+)\|$", page, re.MULTILINE)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, laid: Callable = overlay, run: Callable = run_tests) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.ray_suite", description=__doc__.split("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of Ray's repository")
     parser.add_argument("files", nargs="*", help="files of python/ray/tune/tests; all test_*.py if none is given")
@@ -156,10 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ray-suite-") as directory:
         place = Path(directory)
-        overlay(options.checkout, place)
+        laid(options.checkout, place)
         for file in files:
             started = time.monotonic()
-            fluid, stock = both_sides(place, f"{TEST_DIRECTORIES[0]}/{file}", options.logs)
+            fluid, stock = both_sides(place, f"{TEST_DIRECTORIES[0]}/{file}", options.logs, run)
             names = [test.removeprefix(f"{TEST_DIRECTORIES[0]}/") for test in lost(stock, fluid)]
             worse += names
             count(stock, fluid, tally)
@@ -171,15 +171,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if new else 0
 
 
-def both_sides(place: Path, file: str, logs: Path | None) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
+def both_sides(
+    place: Path, file: str, logs: Path | None, run: Callable
+) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
     """Run a file under FluidTune, and under stock only what did not pass. Returns the outcomes, FluidTune's first."""
-    fluid = run_tests(place, "fluid", [file], logs)
+    fluid = run(place, "fluid", [file], logs)
     # After a crash nothing is known of any test.
     doubtful = [test for test, each in fluid.items() if each.word != "passed"] if fluid else [file]
-    stock = run_tests(place, "stock", doubtful, logs) if doubtful else {}
+    stock = run(place, "stock", doubtful, logs) if doubtful else {}
     again = lost(stock, fluid)
     if again:
-        fluid.update(run_tests(place, "fluid", again, logs))
+        fluid.update(run(place, "fluid", again, logs))
     return fluid, stock
 
 

@@ -14,23 +14,23 @@ PAGES = Path(__file__).parents[1] / "docs"
 MOST = 20
 
 
-def told(words: tuple[str, ...]) -> str:
-    """Markdown: the list of pages without words, the page that is named, or the sections that have all words.
+def told(words: tuple[str, ...], pages: Path = PAGES) -> str:
+    """Markdown: the list of ``pages`` without words, the page that is named, or the sections that have all words.
 
     Raises FluidTuneError if no section has them.
     """
     if not words:
-        return _contents()
+        return _contents(pages)
     # A message, or a link of another page, names docs/how-to/serve.md#3-ask.
     page = re.sub(r"^docs/|(\.md)?(#.*)?$", "", words[0])
-    named = [name for name in _names() if page in (name, name.rpartition("/")[2])]
+    named = [name for name in _names(pages) if page in (name, name.rpartition("/")[2])]
     if len(words) == 1 and named:
-        return _page(page if page in named else named[0])
+        return _page(pages, page if page in named else named[0])
     wanted = [word.lower() for word in " ".join(words).split()]
     found = [
         (-sum(word in heading.lower() for word in wanted), -sum(map(text.lower().count, wanted)), name, heading)
-        for name in _names()
-        for heading, text in _sections(name)
+        for name in _names(pages)
+        for heading, text in _sections(pages, name)
         if all(word in text.lower() for word in wanted)
     ]
     if not found:
@@ -39,31 +39,31 @@ def told(words: tuple[str, ...]) -> str:
     return "\n".join([*lines, *([f"\n{len(found) - MOST} more"] if len(found) > MOST else [])])
 
 
-def _page(name: str) -> str:
+def _page(pages: Path, name: str) -> str:
     """The page. A link to another page is that one's name, which this command takes."""
-    text = (PAGES / f"{name}.md").read_text()
+    text = (pages / f"{name}.md").read_text()
     return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: os.path.normpath(f"{name}/../{found[1]}"), text)
 
 
-def _contents() -> str:
+def _contents(pages: Path) -> str:
     """The lists of the index, with each page's title."""
     lines = ["`fluidtune docs PAGE` shows a page, `fluidtune docs WORD ...` finds sections."]
-    index = (PAGES / "index.md").read_text()
+    index = (pages / "index.md").read_text()
     for caption, body in re.findall(r"```\{toctree\}\n:caption: (.+)\n.*\n\n([^`]+)```", index):
-        names = [name for name in body.split() if (PAGES / f"{name}.md").is_file()]
-        lines += [f"\n## {caption}\n", *(f"- `{name}`: {next(_sections(name), (name,))[0]}" for name in names)]
+        names = [name for name in body.split() if (pages / f"{name}.md").is_file()]
+        lines += [f"\n## {caption}\n", *(f"- `{name}`: {next(_sections(pages, name), (name,))[0]}" for name in names)]
     return "\n".join(lines)
 
 
-def _names() -> list[str]:
+def _names(pages: Path) -> list[str]:
     """The names of all pages, as in `how-to/serve`."""
-    found = (page.relative_to(PAGES).with_suffix("") for page in PAGES.glob("**/*.md"))
+    found = (page.relative_to(pages).with_suffix("") for page in pages.glob("**/*.md"))
     return sorted(str(name) for name in found if not name.parts[0].startswith("_"))
 
 
-def _sections(name: str) -> Iterator[tuple[str, str]]:
+def _sections(pages: Path, name: str) -> Iterator[tuple[str, str]]:
     """Each heading of a page, and the heading with the text below it."""
-    lines = re.sub(r"^```.*?^```", _quoted, (PAGES / f"{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = re.sub(r"^```.*?^```", _quoted, (pages / f"{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
     for section in re.split(r"^(?=#)", lines, flags=re.MULTILINE):
         if section.startswith("#"):
             yield section.partition("\n")[0].lstrip("# "), section

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray._private.state import state
@@ -80,24 +81,24 @@ def draining_nodes() -> set[str]:
     return set(state.get_draining_nodes()) if state.gcs_options is not None else set()
 
 
-def may_get_nodes() -> bool:
+def may_get_nodes(worker: Any = global_worker, wait_s: float = _STATUS_WAIT_S) -> bool:
     """Whether an autoscaler may bring nodes; also True where that cannot be told.
 
     It cannot be told through Ray Client, with the second version of Ray's autoscaler, and in a cluster without Ray's
-    monitor. In a cluster that is only some seconds old, this waits for the monitor's first report.
+    monitor. In a cluster that is only some seconds old, this waits ``wait_s`` for the monitor's first report.
     """
-    client = getattr(global_worker, "gcs_client", None)
-    deadline = time.monotonic() + _STATUS_WAIT_S
+    client = getattr(worker, "gcs_client", None)
+    deadline = time.monotonic() + wait_s
     while client is not None and time.monotonic() < deadline:
         status = client.internal_kv_get(_STATUS_KEY, None)
         report = json.loads(status).get("autoscaler_report") if status else None
         if report is not None:
-            return _has_autoscaler(report)
+            return has_autoscaler(report, ray.nodes())
         time.sleep(0.2)
     return True
 
 
-def _has_autoscaler(report: dict[str, dict[str, int]]) -> bool:
-    """Whether Ray's status is that of an autoscaler which starts nodes. ``report``: its "autoscaler_report"."""
-    by_hand = {_BY_HAND + node["NodeID"] for node in ray.nodes()}
+def has_autoscaler(report: dict[str, dict[str, int]], nodes: list[dict[str, Any]]) -> bool:
+    """Whether Ray's status (its "autoscaler_report") is that of an autoscaler which starts nodes."""
+    by_hand = {_BY_HAND + node["NodeID"] for node in nodes}
     return any(name not in by_hand for name in report.get("active_nodes", {}))

@@ -105,12 +105,11 @@ def training_thread() -> threading.Thread | None:
     return getattr(get_session(), "training_thread", None)
 
 
-def after_function(ended: Callable[[BaseException | None], None]) -> None:
-    """Have this process' training function, which has not begun, call ``ended`` in its own thread when it has ended.
+def after_function(thread: Any, ended: Callable[[BaseException | None], None]) -> None:
+    """Have the training function of ``thread``, which has not begun, call ``ended`` there when it has ended.
 
     ``ended`` gets what the function has raised; None: it has returned. Tune ends a function by a SystemExit.
     """
-    thread: Any = training_thread()
     function = thread._target
 
     def whole() -> Any:

@@ -44,7 +44,9 @@ ORDER = ("silent", "resizing", "running", "waiting", "failed", "paused", "stoppe
 _DONE = ("paused", "stopped")
 
 
-def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> None:
+def watch(
+    log: Path, console: Console, now: Callable[[], float] = time.time, sleep: Callable[[float], object] = time.sleep
+) -> None:
     """Show the log's run until it ends, or until Ctrl-C. Without a terminal, it is shown once."""
     followed = _Followed(log)
     try:
@@ -55,7 +57,7 @@ def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> 
                     display.update(followed.draw(now(), console.height), refresh=True)
                     if followed.screen.over:
                         break
-                    time.sleep(LOOK_S)
+                    sleep(LOOK_S)
                     followed.look()
     except KeyboardInterrupt:
         pass

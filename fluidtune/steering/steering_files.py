@@ -123,12 +123,12 @@ class SteeringFiles:
             self._folder.rmdir()
 
 
-def ask_driver(log: Path, act: Act) -> str:
+def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
     """Have the driver that writes this log do what is asked for. Returns what was done, in words.
 
     Raises:
         SteeringRefused: nothing was done.
-        FluidTuneError: no answer came, and it is not known whether anything was done.
+        FluidTuneError: no answer came within ``patience_s``, and it is not known whether anything was done.
     """
     folder = log.parent / FOLDER
     ask, taken, answer = (folder / f"{act.id}.{what}" for what in ("ask", "taken", "answer"))
@@ -140,7 +140,7 @@ def ask_driver(log: Path, act: Act) -> str:
         raise SteeringRefused(_why_silent(log))
     except OSError as error:
         raise SteeringRefused(f"{folder} cannot be written: {error.strerror}; the user who runs the search steers it")
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     while True:
         # By the lock alone, one that could make none, or whose lock was removed, would be called dead.
         died = not is_held(log.parent) and ((fold := fold_of(log)).over or driver_died(fold.head))
@@ -154,7 +154,7 @@ def ask_driver(log: Path, act: Act) -> str:
                 raise SteeringRefused(_why_silent(log))
             if died and (fold.over or not taken.exists()):
                 raise SteeringRefused(ENDED)
-            words = f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
+            words = f"the driver has not answered for {patience_s:.0f} s, and may do it yet: see fluidtune why"
             if died:
                 words = "the driver ended before it answered, and may have saved the act: see fluidtune why, once the"
                 words += " run is restored"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
@@ -67,9 +66,8 @@ class JobProgress:
         self._jobs: dict[tuple[float, float, int], JobInfo] = {}
         self._updated = -UPDATE_S
 
-    def update(self, where: dict[int, Gpu]) -> None:
+    def update(self, where: dict[int, Gpu], now: float) -> None:
         """Take over the engine's figures; called by the thread that owns the engine. ``where``: each device's GPU."""
-        now = time.monotonic()
         if now - self._updated < UPDATE_S:
             return
         self._updated = now

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
@@ -261,11 +262,12 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.cluster.devices.leased_devices import LeasedDevices
     from fluidtune.tune.arbiter_progress import JobProgress
+    from themis_bridge.shell.tenant import Tenant
 
     work = JobProgress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in leased.broken and job.is_in_use(device)
 
-    leased = LeasedDevices(setup.layout, app, work, leased_in_use, user_of_job(settings.user))
+    leased = LeasedDevices(setup.layout, work, leased_in_use, partial(Tenant, app, user=user_of_job(settings.user)))
     return leased

@@ -43,28 +43,6 @@ def test_what_the_sides_of_the_search_show() -> None:
     assert gpu.judge_searches({}, rehearsal=False) == []
 
 
-def test_what_single_parts_show() -> None:
-    assert gpu.judge_doctor(Outcome(1, 1.0, "ok    ray: 2.60\nMISS  cuda: no torch"))[0].found == "cuda: no torch"
-    assert gpu.judge_doctor(Outcome(1, 1.0, "MISS  cuda: no torch"), rehearsal=True)[0].held is None
-    assert held(gpu.judge_doctor(Outcome(0, 1.0, "ok    ray: 2.60"))) == {"`fluidtune doctor` misses nothing": True}
-    of_pytest = ((0, "4 passed", True), (0, "4 skipped", None), (1, "1 failed, 3 passed", False), (None, "", False))
-    for status, last, well in of_pytest:
-        assert gpu.judge_tests(Outcome(status, 1.0, f"....\n{last}"))[0].held is well
-    figures = {
-        "rehearsal": False,
-        "admissions": {"admitted": 1000, "out_of_memory": 2},
-        "greedy": {"losses_as_alone": True},
-        "overhead": {"worker": 0.03},
-    }
-    assert list(held(gpu.judge_salus(Outcome(0, 1.0, "", figures))).values()) == [False, True, False]
-    for mps, well in (({"had": False}, None), ({"had": True, "held_to_its_limit": False}, False)):
-        (claim,) = gpu.judge_salus(Outcome(0, 1.0, "", {"rehearsal": False, "mps": mps}))
-        assert claim.held is well
-    (claim,) = gpu.judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
-    assert claim.held is None and claim.found == "lanes 1.23 s"
-    assert held(gpu.judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
-
-
 def python(code: str, name: str = "one", limit: float = 60.0) -> Part:
     """A part that is a line of Python, and whose figures are the JSON that it prints last."""
     claims = [Claim("it ends", True, "")]
@@ -107,16 +85,6 @@ def test_what_a_part_said_before_its_time_was_over_is_kept(tmp_path: Path) -> No
     gpu.go_through([stuck], report_in(tmp_path), budget=100.0)
     assert seen[0].status is None and (not said.exists() or seen[0].output == "a test\n")
     assert (kept / "fluid_events.jsonl").exists() and not (tmp_path / "runs").exists()
-
-
-def test_nvml_is_asked_in_a_process_that_may_hang() -> None:
-    assert gpu.visible_gpus("print('[]')") == []
-    for ask, seconds, why in (
-        ("import time; time.sleep(600)", 0.1, "had not ended"),
-        ("1 / 0", 60.0, "division by zero"),
-    ):
-        with pytest.raises(SystemExit, match=why):
-            gpu.visible_gpus(ask, seconds)
 
 
 @pytest.mark.slow

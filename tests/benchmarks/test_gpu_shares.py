@@ -78,26 +78,6 @@ def test_a_gpu_of_seven_gpcs_by_hand():
     assert len(planned([model("a", 4, {2: 1})]).gpus) == 2
 
 
-def test_of_plans_with_as_few_gpus_the_smallest_shares_are_taken():
-    (gpu,) = planned([model("a", 3, {1: 1.5, 7: 9})]).gpus
-    assert [one.segment.size for one in gpu] == [1, 1]
-
-
-def test_a_share_is_left_out_if_two_in_its_place_do_more():
-    """Two of 1 GPC for one of 2. But 3 GPCs and 1 take five slices, and 4 GPCs only four."""
-    assert list(model("a", 1, {1: 10, 2: 19}).best(MIG, math.inf)) == [1]
-    assert list(model("a", 1, {1: 10, 2: 20}).best(MIG, math.inf)) == [1, 2]
-    assert list(model("a", 1, {1: 10, 2: 10}).best(MIG, math.inf)) == [1]
-    assert list(model("a", 1, {1: 10, 3: 35, 4: 41}).best(MIG, math.inf)) == [1, 3, 4]
-
-
-def test_percents_of_mps():
-    (gpu,) = planned([model("a", 1, {70: 1}), model("b", 1, {20: 1})], percents([20, 70])).gpus
-    assert sum(one.segment.size for one in gpu) == 90
-    with pytest.raises(ServeError, match="a share has 120 percent, expected 1 to 100"):
-        percents([10, 120])
-
-
 def test_a_share_must_have_the_memory_and_the_time():
     large = model("a", 1, {1: 1, 2: 1})._replace(bytes=15.0)
     assert {one.segment.size for gpu in planned([large], memory=80.0).gpus for one in gpu} == {2}
@@ -105,9 +85,3 @@ def test_a_share_must_have_the_memory_and_the_time():
         planned([large], memory=40.0)
     with pytest.raises(ServeError, match=r"model a has an SLO of 0.19 s"):
         planned([model("a", 1, {7: 9}, slo=0.19)])
-
-
-def test_no_plan_in_no_time():
-    models = [model(str(number), 900 + number, {1: 7, 2: 16, 3: 23, 4: 31, 7: 55}) for number in range(12)]
-    with pytest.raises(ServeError, match="ended before it found a plan; give it more seconds"):
-        plan_shares(models, MIG, None, math.inf, 1.0, 0.0)

@@ -17,12 +17,10 @@ def test_parts_are_more_even_than_random_ones():
 
 
 @pytest.mark.slow
-def test_all_sides_have_the_same_requests(monkeypatch):
+def test_all_sides_have_the_same_requests():
     """A smaller network, because it is measured for each run."""
-    monkeypatch.setattr(serve_real, "WIDTH", 32)
-    monkeypatch.setattr(serve_real, "MAX_BATCH", 4)
     before = seen_times.QUANTILE
-    figures = serve_real.run(["loads", "quantiles"], 0.05, 1, quick=True)
+    figures = serve_real.run(["loads", "quantiles"], 0.05, 1, quick=True, width=32, most=4)
     assert figures["kind"] == "real"
     for arrivals in serve_real.SHAPES:
         sides = figures["loads"][arrivals]["1.2"]

@@ -1,7 +1,6 @@
 """Jobs that share a cluster: the one rho, and who has which devices."""
 
 import json
-import sys
 
 import pytest
 
@@ -25,15 +24,13 @@ def test_rho_is_measured_against_a_share_of_the_cluster_and_no_more_than_the_job
 
 
 @pytest.mark.parametrize(("devices", "sides"), [("emulated:8", [STOCK, THEMIS]), ("cpu:2", [STOCK, FLUID, THEMIS])])
-def test_no_side_has_devices_that_jobs_do_not_keep_from_each_other(devices, sides, monkeypatch, capsys):
+def test_no_side_has_devices_that_jobs_do_not_keep_from_each_other(devices, sides, capsys):
     # Seen: on eight emulated GPUs the side without an arbiter had up to 24 of them.
     def run(side, jobs, options, profile, limit):
         seconds = {STOCK: 12.0, FLUID: 9.0, THEMIS: 6.0}[side]
         return {job.name: {**ran(0.0, seconds), "trial_seconds": 10.0} for job in jobs}
 
-    monkeypatch.setattr(tenants, "run_side", run)
-    monkeypatch.setattr(sys, "argv", ["tenants", "--json", "--devices", devices])
-    tenants.main()
+    tenants.main(["--json", "--devices", devices], run)
     found = json.loads(capsys.readouterr().out)
     assert list(found["sides"]) == sides
     assert found["ratios"] == {"worst_rho": 2.0, "makespan": 2.0}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices
 from tests.cluster.test_on_demand_devices import Cluster, OnDemandCase
 
 Both = Callable[..., OnDemandCase]
@@ -17,8 +16,8 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Both:
     """A function that returns two devices that are there."""
 
     def made(numbered: bool = False, share: float = 1.0) -> OnDemandCase:
-        monkeypatch.setattr(OnDemandDevices, "numbered", numbered)
         case = OnDemandCase(Cluster(monkeypatch), share)
+        case.source.numbered = numbered
         for device in (0, 1):
             case.bring(device)
         case.source.poll()

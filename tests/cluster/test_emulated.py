@@ -15,8 +15,8 @@ from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.profiles import Profile
-from salus_share import private_files
 from salus_share.errors import SalusError
+from tests.salus.processes import as_another_user
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, m
     path = tmp_path / "board"
     OccupancyBoard.create(path, 1)
     assert path.stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(private_files.os, "geteuid", lambda: mine + 4242)
+    as_another_user(monkeypatch)
     with pytest.raises(SalusError, match=r"board belongs to .*: have .* remove it, it is not used"):
         OccupancyBoard(path)
     OccupancyBoard(path, owner=mine).close()

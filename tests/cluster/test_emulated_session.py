@@ -32,8 +32,8 @@ class EmulatedCase(SessionCase):
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
 
-    def leader(self, worker: str) -> LeaderSession:
-        session = EmulatedSession(int(worker[1:]), self._emulation)
+    def leader(self) -> LeaderSession:
+        session = EmulatedSession(0, self._emulation)
         emulated.use_host(session)
         return session
 

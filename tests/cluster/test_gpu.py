@@ -93,9 +93,10 @@ def test_what_a_trial_held_of_a_gpu_is_freed_also_after_a_failure_of_cuda(cuda: 
 
 
 def test_without_a_gpu_nvml_is_not_even_opened(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluidtune.cluster.sharing.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
+    opened: list[bool] = []
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=lambda: opened.append(True)))  # type: ignore[arg-type]
     cuda.there = False
-    assert GpuProbe().sample() is None and GpuProbe().memory_needed() is None
+    assert GpuProbe().sample() is None and GpuProbe().memory_needed() is None and not opened
 
 
 GIB = 1 << 30

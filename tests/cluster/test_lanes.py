@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import resource
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket
 from fluidtune.errors import FluidTuneError
-from salus_share import seat_table
 from salus_share.gate import Gate
-from salus_share.memory import Usage
+from salus_share.memory import CONTEXT
+from salus_share.packing import SEATS
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import INSIDE
+from tests.salus.processes import at_most
 
 MB = 1 << 20
 CAPACITY = 4096 * MB
@@ -84,49 +85,50 @@ def test_it_joins_its_lane_when_its_device_is_shared_and_leaves_when_it_is_not(s
     turns(member)
 
 
-class Gpu:
-    """A meter of a GPU whose allocator keeps what it had until `give_back`."""
+class Cuda:
+    """torch.cuda on a GPU of ``total`` bytes. Its allocator keeps what it had until it is emptied.
 
-    usage = Usage(0, 200 * MB, 2000 * MB)
+    ``held``, ``ephemeral``: bytes of the trial between two iterations, and beyond these within one. NVML is not there.
+    """
 
-    def __init__(self, device: int) -> None:
-        self.cached = 0
+    total, held, ephemeral, cached = 16 << 30, 0, 2000 * MB, 0
 
-    def reset(self) -> None:
-        self.cached = self.usage.ephemeral
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: 1
 
-    def read(self) -> Usage:
-        return self.usage
+    def get_device_properties(self, device: int) -> Any:
+        return SimpleNamespace(total_memory=self.total, uuid="abc")
 
-    def limit(self, share: int) -> None:
-        pass
+    def reset_peak_memory_stats(self, device: int) -> None:
+        self.cached = self.ephemeral
 
-    def lift(self) -> None:
-        pass
+    def memory_allocated(self, device: int) -> int:
+        return self.held
 
-    def give_back(self) -> None:
+    def max_memory_allocated(self, device: int) -> int:
+        return self.held + self.ephemeral
+
+    def empty_cache(self) -> None:
         self.cached = 0
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(current_device=lambda: 0, synchronize=lambda: None)
-    monkeypatch.setattr(lanes, "_torch_with_cuda", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(lanes, "CudaMeter", Gpu)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=made))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    return made
 
 
-def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
-    settings: LaneSettings, on_a_gpu: None
-) -> None:
+def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(settings: LaneSettings, cuda: Any) -> None:
     member = LaneMember("a", settings, "cuda")
     turns(member)
-    meter: Any = member._meter
-    assert meter.cached > 0, "alone it keeps its cache"
-    assert member.settle(LaneTicket(0, (0.1, 0.6), 10.0, 0)) is None
-    assert meter.cached == 0, "it joined with what it cached when it was alone"
+    assert cuda.cached > 0, "alone it keeps its cache"
+    assert member.settle(LaneTicket(0, (0.2, 0.6), 10.0, 0)) is None
+    assert cuda.cached == 0, "it joined with what it cached when it was alone"
     table = SeatTable(home(settings.device))
     emptied = []
-    meter.give_back = lambda: emptied.append(table.seats()[0].state)
+    cuda.empty_cache = lambda: emptied.append(table.seats()[0].state)
     with member.iteration():
         # There is one lane for both.
         other = neighbour(settings)
@@ -146,19 +148,16 @@ def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
     ],
 )
 def test_trials_whose_contexts_fill_a_gpu_are_refused_before_they_train(
-    on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, mib: int, workers: int, said: str
+    cuda: Cuda, mib: int, workers: int, said: str
 ) -> None:
-    def gpu_of(mib: int) -> None:
-        found = SimpleNamespace(total_memory=mib * MB)
-        cuda = SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda _: found)
-        monkeypatch.setattr(lanes, "_torch_with_cuda", lambda: SimpleNamespace(cuda=cuda))
-
-    gpu_of(mib)
+    cuda.total = mib * MB
     with pytest.raises(FluidTuneError, match=f"{workers} trials on a GPU of {mib} MiB.*fill it; {said}"):
         LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
-    gpu_of(workers * 1200)
+    cuda.total = workers * 1200 * MB
     member = LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
-    assert member._capacity == workers * 600 * MB
+    turns(member)
+    # Its own context of 600 MiB and the margin, of the half that the contexts of all leave.
+    assert member.need is not None and member.need[0] == pytest.approx(1.1 / workers)
 
 
 def test_one_without_a_lane_that_fails_beside_others_goes_back_to_the_queue(settings: LaneSettings) -> None:
@@ -175,9 +174,9 @@ def test_one_without_a_lane_that_fails_beside_others_goes_back_to_the_queue(sett
 
 @pytest.mark.parametrize("ephemeral", [1800, 600])
 def test_one_that_needs_more_than_it_is_promised_says_so_before_it_fails(
-    settings: LaneSettings, on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, ephemeral: int
+    settings: LaneSettings, cuda: Cuda, ephemeral: int
 ) -> None:
-    monkeypatch.setattr(Gpu, "usage", Usage(0, 2000 * MB, ephemeral * MB))
+    cuda.held, cuda.ephemeral = 2000 * MB - CONTEXT, ephemeral * MB
     member = LaneMember("a", settings, "cuda")
     turns(member)
     lack = member.settle(LaneTicket(0, (0.4, 0.2), 10.0, 0))
@@ -188,7 +187,7 @@ def test_one_that_needs_more_than_it_is_promised_says_so_before_it_fails(
     # Half of the margin may be used.
     tight = 2000 * 1.05 / 4096, ephemeral * 1.05 / 4096
     assert member.settle(LaneTicket(0, (tight[0] + 0.001, tight[1] + 0.001), 10.0, 0)) is None
-    monkeypatch.setattr(Gpu, "usage", Usage(0, 2100 * MB, ephemeral * MB))
+    cuda.held += 100 * MB
     turns(member, 10)
     assert member.settle(LaneTicket(0, (tight[0] + 0.001, tight[1] + 0.001), 10.0, 0)) is not None
     member.leave()
@@ -240,18 +239,15 @@ def test_alone_it_may_have_what_the_user_said_that_its_device_has(settings: Lane
 
 @pytest.mark.parametrize("why", ["another policy", "no room for its table", "no seat"])
 def test_a_seat_that_cannot_be_had_costs_the_turns_and_not_the_trial(
-    settings: LaneSettings, monkeypatch: Any, caplog: Any, why: str
+    settings: LaneSettings, caplog: Any, why: str
 ) -> None:
-    if why == "another policy":
-        Gate(home(settings.device), "other", "FAIR")
-    elif why == "no seat":
-        monkeypatch.setattr(seat_table, "SEATS", 0)
-    else:
-        monkeypatch.setattr(seat_table, "open_own", lambda *_: os.open("/dev/full/none", os.O_RDONLY))
+    for _ in range({"another policy": 1, "no seat": SEATS}.get(why, 0)):
+        Gate(home(settings.device), "other", "FAIR" if why == "another policy" else settings.policy)
     member = LaneMember("a", settings, "cpu")
-    for _ in range(2):
-        assert member.settle(LaneTicket(0, (0.3, 0.1), 10.0, 0)) is None
-        turns(member)
+    with at_most(resource.RLIMIT_FSIZE, 0) if why == "no room for its table" else contextlib.nullcontext():
+        for _ in range(2):
+            assert member.settle(LaneTicket(0, (0.3, 0.1), 10.0, 0)) is None
+            turns(member)
     with pytest.raises(MemoryError), member.iteration():
         bytearray(2400 * MB)
     assert sum("without a lane" in record.message for record in caplog.records) == 1

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +17,12 @@ import psutil
 import pytest
 import ray
 
-from fluidtune.cluster import new_processes
-from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 from fluidtune.cluster.pool import WorkerPool
-from fluidtune.cluster.sharing import mps as cluster_mps
 from fluidtune.cluster.sharing.mps import MpsFound, MpsSettings, enter, failed, verify
-from salus_share import mps, telemetry
+from salus_share import mps
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample
 from tests.contracts.processes import until
@@ -65,8 +62,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("PATH", f"{STANDIN}{os.pathsep}{os.environ['PATH']}")
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_ORDER", "NCCL_P2P_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(mps, "DEFAULT_PIPE", tmp_path / "nowhere")
-    monkeypatch.setattr(telemetry, "_said", set())
     made = Node(log)
     yield made
     os.environ.clear()
@@ -123,46 +118,41 @@ def test_where_nobody_can_tell_the_gpu_trials_take_time_slices(node: Node, gpus,
     assert dict(os.environ) == before and not node.told("-d")
 
 
-def test_a_daemon_that_cannot_be_had_is_no_trouble(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with monkeypatch.context() as patched:
-        patched.setattr(cluster_mps, "home", lambda name: tmp_path / "file" / name)
-        assert "file" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+def test_a_daemon_that_cannot_be_had_is_no_trouble(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.home(0).touch()  # where its directory would be
+    assert "File exists" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
+    node.home(0).unlink()
     monkeypatch.setenv("MPS_STANDIN_FAIL", "not on this GPU")
     assert enter(MpsSettings(None), ["0"], node) == MpsFound(None, "not on this GPU")  # type: ignore[arg-type]
     assert not Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).exists()
 
 
-class Ended(Exception):
-    """Instead of the end of this process."""
+def ends(call: Callable[..., None], *args: Any) -> bool:
+    """Whether the call ends the process that makes it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            call(*args)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def end(status: int) -> None:
-    raise Ended
-
-
-def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes_without(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_cuda_does_not_start_under_mps_ends_and_the_next_one_goes_without(node: Node) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: MPS client failed to connect")
 
-    monkeypatch.setattr(os, "_exit", end)
     torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=SimpleNamespace(synchronize=lambda: None))
     found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
     verify(found, torch)
     torch.cuda.synchronize = fail
     verify(MpsFound(None), torch)
-    with pytest.raises(Ended):
-        verify(found, torch)
+    assert ends(verify, found, torch)
     os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
     assert "failed to connect" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
 
 
-def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commits(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "_exit", end)
+def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commits(node: Node) -> None:
     found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
     fault = RuntimeError("the training function failed")
     fault.__cause__ = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with...")
@@ -170,8 +160,7 @@ def test_a_fault_that_hits_all_clients_costs_them_what_followed_their_last_commi
         failed(found, its_own)
     failed(MpsFound(None), fault)
     failed(None, fault)
-    with pytest.raises(Ended):
-        failed(found, fault)
+    assert ends(failed, found, fault)
     os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
     # The one that made it fails alone from here on.
     assert "a fault hit all" in enter(MpsSettings(None), ["0"], node).why  # type: ignore[arg-type]
@@ -181,32 +170,12 @@ def test_an_error_after_which_cuda_still_works_is_the_trials_own(node: Node, mon
     def fail() -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(os, "_exit", end)
     cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=lambda: None)
     found = enter(MpsSettings(None), ["0"], node)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     failed(found, RuntimeError("CUDA error: invalid configuration argument"))
     cuda.synchronize = fail
-    with pytest.raises(Ended):
-        failed(found, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
-
-
-def test_workers_of_one_gpu_start_under_mps_and_those_of_several_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed: list[tuple[Any, ...]] = []
-    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
-    # Ray would start a cluster.
-    context = SimpleNamespace(runtime_env={})
-    stand_in = SimpleNamespace(remote=lambda cls: actor, get_runtime_context=lambda: context, nodes=lambda: [])
-    monkeypatch.setattr(new_processes, "ray", stand_in)
-    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    holding: Any = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)
-    plan = Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5})
-    for mps_settings in (MpsSettings(1 << 30), None):
-        new = NewProcesses(plan, holding, "job", mps_settings)
-        new.start(0, None)
-        new.start(1, ["1", "0"], several=True)
-    assert [args[2] for args in handed] == [MpsSettings(1 << 30), None, None, None]
-    assert handed[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert ends(failed, found, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
 def holds_its_gpu(config: dict[str, Any]) -> None:
@@ -297,7 +266,6 @@ def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
             pool.kill_worker(worker)
             until(lambda: not psutil.pid_exists(pid))
         else:
-            monkeypatch.setattr(pool_module, "UNLOAD_SOON_S", 0.0)
             pool.close()
             until(lambda: not psutil.pid_exists(pid))
     assert len(node.told(f"terminate_client {server} {pid}")) == 1

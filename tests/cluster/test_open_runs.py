@@ -60,8 +60,7 @@ def test_runs_end_in_the_functions_own_thread(
         return "its value"
 
     thread = threading.Thread(target=function)
-    monkeypatch.setattr(trainable, "training_thread", lambda: thread)
-    trainable.after_function(end_runs)
+    trainable.after_function(thread, end_runs)
     heard: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_value))
     thread.start()

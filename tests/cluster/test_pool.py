@@ -17,6 +17,7 @@ from fluidtune.cluster.forks import nodes
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, Use
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
+from fluidtune.cluster.sharing.mps import MpsSettings
 
 
 class Leaving:
@@ -197,8 +198,10 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(asked):
 
 
 def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):
+    # Seen: the 10 s for workers and those for exit handlers added up to 20 s.
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
-    idle, stuck, unborn = (taken(pool, device) for device in range(3))
+    (idle, stuck, unborn), waited = (taken(pool, device) for device in range(3)), []
+    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
     for worker in (idle, stuck):
         worker.starting = False
     pool.return_worker(idle)
@@ -207,17 +210,7 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
     pool.close()
     assert pool.ended == [idle.actor, stuck.actor]
     assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
-
-
-def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monkeypatch):
-    # Seen: the 10 s for workers and those for exit handlers added up to 20 s.
-    monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
-    stuck, waited = taken(pool, 0), []
-    stuck.starting, stuck.actor.hangs = False, True
-    stuck.unload()
-    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
-    pool.close()
-    assert pool.killed == [stuck.actor] and waited == [pytest.approx(0.0, abs=0.05)]
+    assert waited == [pytest.approx(0.0, abs=0.05)]
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -299,6 +292,16 @@ def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threa
     assert [args[1].get("OMP_NUM_THREADS") for args in asked.args] == ["4", None]
     placed = [options["scheduling_strategy"] for options in asked.options]
     assert placed == [(("g",), {"placement_group_bundle_index": bundle}) for bundle in (1, 0)]
+
+
+def test_workers_of_one_gpu_start_under_mps_and_those_of_several_without(asked: Ray) -> None:
+    devices: Any = SimpleNamespace(group=lambda device: "g", nodes={}, bundle=lambda device: 0)
+    for mps in (MpsSettings(1 << 30), None):
+        new = NewProcesses(Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5}), devices, "job", mps)
+        new.start(0, None)
+        new.start(1, ["1", "0"], several=True)
+    assert [args[2] for args in asked.args] == [MpsSettings(1 << 30), None, None, None]
+    assert asked.args[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
 def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ray.tune import Trainable
 
-from fluidtune.cluster.hosting import commit_stores
 from fluidtune.cluster.hosting.leader_host import LeaderHost
 from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
@@ -65,8 +64,7 @@ def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
     assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
 
 
-def test_the_commits_of_the_state_before_go_though_the_storage_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_stores, "PAUSES_S", (0.0,))
+def test_the_commits_of_the_state_before_go_though_the_storage_fails_once() -> None:
     worker = Hosting()
     files = worker.spec.kwargs["storage"].storage_filesystem
     delete, failed = files.delete_dir, []

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.hosting import train_workers
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainRoom, TrainWorkers
 from fluidtune.errors import FluidTuneError
 
@@ -25,12 +24,10 @@ NEEDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_workers, "may_get_nodes", lambda: False)
-    monkeypatch.setattr(
-        train_workers.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 12.0, "GPU": 4.0}}] * 2
-    )
+def workers_in(*room: Any) -> TrainWorkers:
+    """On a cluster of two nodes without an autoscaler."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 12.0, "GPU": 4.0}}] * 2
+    return TrainWorkers(TrainRoom(*room), lambda: nodes, lambda: False)
 
 
 @pytest.mark.parametrize("what", NEEDS)
@@ -39,7 +36,7 @@ def test_what_a_trial_needs_and_where_its_workers_start(what: str, caplog: pytes
     places = () if device["CPU"] == 0.001 else PLACES
 
     def having(devices: int) -> TrainWorkers:
-        return TrainWorkers(TrainRoom(own, device, devices, None, tuple(places[:devices])))
+        return workers_in(own, device, devices, None, tuple(places[:devices]))
 
     if needed is None:
         assert having(1)(workers, each) is None
@@ -61,12 +58,12 @@ def test_what_a_trial_needs_and_where_its_workers_start(what: str, caplog: pytes
     ],
 )
 def test_what_can_never_be_had_is_refused_with_both_numbers(most: int | None, workers: int, words: str) -> None:
-    room = TrainWorkers(TrainRoom(CORE, CORE, 1, most, tuple(PLACES[:1])))
+    room = workers_in(CORE, CORE, 1, most, tuple(PLACES[:1]))
     with pytest.raises(FluidTuneError, match=words):
         room(workers, CORE)
     assert room.lack is None
 
 
 def test_workers_over_several_nodes_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    assert TrainWorkers(TrainRoom(CORE, CORE, 1, None, tuple(PLACES[:1])))(20, CORE) is None
+    assert workers_in(CORE, CORE, 1, None, tuple(PLACES[:1]))(20, CORE) is None
     assert "no node has 21 devices" in caplog.text

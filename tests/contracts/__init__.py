@@ -3,10 +3,10 @@
 | module | what it proves |
 | --- | --- |
 | `device_sources` | a `fluidtune.cluster.devices.device_source.DeviceSource` |
-| `worker_sessions` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
+| `worker_sessions` | a `fluidtune.elastic.LeaderSession` |
 
 The test file of a new implementation is a fixture and an import; each module shows it in its first lines. `processes`
-are the real processes that the suites run their sessions and groups in.
+are real processes for tests that need several.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real processes for the contract suites: each runs functions that the test sends it, one at a time.
+"""Real processes for tests: each runs functions that the test sends it, one at a time.
 
 They come from a fork server that has imported torch, so that one starts in a fraction of a second. No thread and no
 group of torch exists there yet.

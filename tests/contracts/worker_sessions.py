@@ -2,7 +2,7 @@
 
     from tests.contracts.worker_sessions import LeaderContract, SessionCase
 
-    class MyCase(SessionCase): ...      # of a module, so that it can be sent to other processes
+    class MyCase(SessionCase): ...
 
     class TestMySession(LeaderContract):
         @pytest.fixture
@@ -16,24 +16,22 @@ sessions as the host of a class trainable does.
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fluidtune.elastic import BeginsAnew, LeaderSession, Left
-from fluidtune.group_facts import GroupFacts
 
-from .processes import PeerProcess
+from .processes import until
 
 
 class SessionCase(ABC):
-    """Makes the sessions of one trial. It is pickled: its methods run in the workers' processes."""
+    """Makes the sessions of one trial."""
 
     @abstractmethod
-    def leader(self, worker: str) -> LeaderSession:
+    def leader(self) -> LeaderSession:
         """The session of a trial that begins anew, with no commit, in use by this process."""
 
     def set_up(self, session: LeaderSession) -> None:
@@ -50,93 +48,32 @@ class SessionCase(ABC):
         """No session is in use by this process any more."""
 
 
-class _Hosted:
-    """The session that this process hosts."""
+class Hosted:
+    """A session that this process hosts."""
 
-    case: SessionCase
-    session: Any
-    turns: int
-    threads: set[int | None]
+    def __init__(self, case: SessionCase) -> None:
+        self._case, self._turns, self._threads = case, 0, set(threading.enumerate())
+        self.session: LeaderSession = case.leader()
+        case.set_up(self.session)
 
+    def turn(self) -> str | None:
+        """One iteration of the leader; the name of the exception that ended it."""
+        try:
+            self._case.turn(self.session, self._turns)
+        except (Left, BeginsAnew) as error:
+            return type(error).__name__
+        self._turns += 1
+        return None
 
-def _host(case: SessionCase, worker: str) -> None:
-    _Hosted.threads = {thread.ident for thread in threading.enumerate()}
-    _Hosted.case, _Hosted.turns = case, 0
-    _Hosted.session = case.leader(worker)
-    case.set_up(_Hosted.session)
-
-
-def _facts() -> GroupFacts:
-    facts: GroupFacts = _Hosted.session.facts()
-    return facts
-
-
-def _call(name: str, *args: Any) -> Any:
-    return getattr(_Hosted.session, name)(*args)
-
-
-def _turn() -> str | None:
-    """One iteration of the leader; the name of the exception that ended it."""
-    try:
-        _Hosted.case.turn(_Hosted.session, _Hosted.turns)
-    except (Left, BeginsAnew) as error:
-        return type(error).__name__
-    _Hosted.turns += 1
-    return None
-
-
-def _unload() -> list[str]:
-    """End the session as the host does; the threads that it has left behind."""
-    session: LeaderSession = _Hosted.session
-    session.leave()
-    if _facts().is_elastic:
-        _turn()
-    session.close()
-    session.close()
-    _Hosted.case.put_away()
-    left: list[str] = []
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline:
-        left = [thread.name for thread in threading.enumerate() if thread.ident not in _Hosted.threads]
-        if not left:
-            break
-        time.sleep(0.01)
-    return left
-
-
-class Workers:
-    """Processes by the worker's name; one that was killed is replaced."""
-
-    def __init__(self) -> None:
-        self._peers: dict[str, PeerProcess] = {}
-        self._hosting: set[str] = set()
-
-    def __getitem__(self, worker: str) -> PeerProcess:
-        return self._peers[worker]
-
-    def host(self, case: SessionCase, worker: str) -> PeerProcess:
-        """The worker's process, with a new session in it."""
-        if worker not in self._peers or not self._peers[worker].alive:
-            self._peers[worker] = PeerProcess()
-        self._peers[worker].call(_host, case, worker)
-        self._hosting.add(worker)
-        return self._peers[worker]
-
-    def unload(self, worker: str) -> None:
-        """End the worker's session, and check that its process could serve another trial."""
-        self._hosting.discard(worker)
-        assert self._peers[worker].call(_unload) == [], "threads left running"
-
-    def end_test(self) -> None:
-        """End all sessions."""
-        for worker in sorted(self._hosting):
-            if self._peers[worker].alive:
-                self._peers[worker].call(_unload)
-        self._hosting.clear()
-
-    def close(self) -> None:
-        for peer in self._peers.values():
-            peer.close()
+    def unload(self) -> None:
+        """End the session as the host does; its threads end with it."""
+        self.session.leave()
+        if self.session.facts().is_elastic:
+            self.turn()
+        self.session.close()
+        self.session.close()
+        self._case.put_away()
+        until(lambda: not set(threading.enumerate()) - self._threads)
 
 
 class LeaderContract:
@@ -146,53 +83,44 @@ class LeaderContract:
     def case(self) -> Any:
         raise NotImplementedError("define a fixture `case` that returns a SessionCase")
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def all_workers(cls) -> Iterator[Workers]:
-        workers = Workers()
-        yield workers
-        workers.close()
-
     @pytest.fixture
-    def workers(self, all_workers: Workers) -> Iterator[Workers]:
-        yield all_workers
-        all_workers.end_test()
+    def host(self, case: SessionCase) -> Iterator[Callable[[], Hosted]]:
+        yield lambda: Hosted(case)
+        case.put_away()
 
-    def test_a_new_leader_is_alone(self, case: SessionCase, workers: Workers) -> None:
-        leader = workers.host(case, "w0")
-        facts = leader.call(_facts)
-        assert facts.width == 1 and not facts.committing
-
-    def test_iterations_resize_nothing(self, case: SessionCase, workers: Workers) -> None:
-        leader = workers.host(case, "w0")
-        elastic = leader.call(_facts).is_elastic
+    def test_iterations_of_a_leader_that_is_alone_resize_nothing(self, host: Callable[[], Hosted]) -> None:
+        leader = host()
+        elastic = leader.session.facts().is_elastic
+        assert leader.session.facts().width == 1 and not leader.session.facts().committing
         for _ in range(3):
-            assert leader.call(_turn) is None
-            facts = leader.call(_facts)
+            assert leader.turn() is None
+            facts = leader.session.facts()
             assert facts.width == 1
             assert facts.is_elastic >= elastic
             elastic = facts.is_elastic
+        leader.unload()
 
-    def test_without_a_commit_there_is_none_to_go_on_from(self, case: SessionCase, workers: Workers) -> None:
-        leader = workers.host(case, "w0")
+    def test_without_a_commit_there_is_none_to_go_on_from(self, host: Callable[[], Hosted]) -> None:
+        leader = host()
         for name in ("load_commit", "prefer_checkpoint", "forget_resume", "ended"):
-            leader.call(_call, name)
-        assert leader.call(_turn) is None
+            getattr(leader.session, name)()
+        assert leader.turn() is None
+        leader.unload()
 
-    def test_a_leader_that_is_asked_to_leave_ends_at_its_boundary(self, case: SessionCase, workers: Workers) -> None:
-        leader = workers.host(case, "w0")
-        assert leader.call(_turn) is None
-        leader.call(_call, "leave")
-        leader.call(_call, "leave")
-        if leader.call(_facts).is_elastic:
-            assert leader.call(_turn) in ("Left", None)
-        assert not leader.call(_facts).committing
-        workers.unload("w0")
+    def test_a_leader_that_is_asked_to_leave_ends_at_its_boundary(self, host: Callable[[], Hosted]) -> None:
+        leader = host()
+        assert leader.turn() is None
+        leader.session.leave()
+        leader.session.leave()
+        if leader.session.facts().is_elastic:
+            assert leader.turn() in ("Left", None)
+        assert not leader.session.facts().committing
+        leader.unload()
 
     @pytest.mark.parametrize("turns", [0, 2])
-    def test_the_process_can_host_another_session(self, turns: int, case: SessionCase, workers: Workers) -> None:
+    def test_the_process_can_host_another_session(self, turns: int, host: Callable[[], Hosted]) -> None:
         for _ in range(2):
-            leader = workers.host(case, "w0")
+            leader = host()
             for _ in range(turns):
-                assert leader.call(_turn) is None
-            workers.unload("w0")
+                assert leader.turn() is None
+            leader.unload()

@@ -11,7 +11,7 @@ from tests.contracts.worker_sessions import LeaderContract, SessionCase
 
 
 class ElasticCase(SessionCase):
-    def leader(self, worker: str) -> LeaderSession:
+    def leader(self) -> LeaderSession:
         session = ElasticSession(trial="t")
         elastic.use(session)
         return session
@@ -24,7 +24,7 @@ class ElasticCase(SessionCase):
 
 
 class LazyCase(ElasticCase):
-    def leader(self, worker: str) -> LeaderSession:
+    def leader(self) -> LeaderSession:
         session = LazySession(lambda: ElasticSession(trial="t"))
         elastic.use(session)
         return session

@@ -27,19 +27,12 @@ def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1
         engine.handle(m.Result(trial, seconds, width), now=1.0)
 
 
-def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -> None:
-    engine = engine_with(1, *added("a", kind="elastic", growable=True))
-    assert engine.demand(8).growing == 0, "nothing is known of it"
-    measured(engine, "a")
-    assert engine.demand(8).growing == 1
-    assert engine.demand(0).growing == 0
-
-
 def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
     # Seen: a job on demand kept one device more than it could use for each such trial.
     engine = engine_with(1, *added("a", kind="elastic", growable=True))
+    assert engine.demand(8).growing == 0, "nothing is known of it"
     measured(engine, "a")
-    assert engine.demand(8).growing == 1
+    assert engine.demand(8).growing == 1 and engine.demand(0).growing == 0
     engine.handle(m.GrowthEnded("a"), now=2.0)
     assert engine.demand(8) == DeviceDemand()
     assert engine.handle(m.DeviceGained(1), now=3.0) == []

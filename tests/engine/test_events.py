@@ -163,16 +163,6 @@ def test_an_unknown_budget_is_estimated_from_finished_trials_then_from_iteration
     assert bench.engine.trial("b").height == 12.0
 
 
-def test_median_of_recent_results_forgets_outliers_and_old_times():
-    bench = Bench(1)
-    bench(plain("a", 100))
-    bench.results("a", 1.0, 5)
-    bench.results("a", 50.0, 1)
-    assert bench.engine.trial("a").seconds == {1: 1.0}
-    bench.results("a", 3.0, 7)
-    assert bench.engine.trial("a").seconds == {1: 3.0}
-
-
 def test_a_group_may_change_its_concurrency():
     bench = Bench(2)
     bench(m.GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n"))

@@ -159,17 +159,6 @@ def test_iterations_with_changing_neighbours_do_not_count():
         assert bench.engine.c == 1
 
 
-def test_trials_that_do_not_fit_the_memory_do_not_share():
-    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.4)
-    for _ in range(20):
-        devices.turn()
-    assert devices.most() == 2
-    devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, memory=0.6)
-    for _ in range(20):
-        devices.turn()
-    assert devices.most() == 1
-
-
 def test_trials_that_cannot_be_moved_and_short_ones_are_not_tried():
     bench = Bench(1, max_packing=None)
     bench(plain("a"), plain("b"))

@@ -15,16 +15,6 @@ def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench
     return bench
 
 
-def test_a_trial_grows_after_its_first_result_and_not_before():
-    bench = alone(2)
-    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-    assert bench.engine.idle_devices == ()
-    assert bench.engine.trial("a").devices == (0,)
-    assert bench(m.Resized("a", (0, 1), 0.5)) == []
-    assert bench.engine._state.epsilon == 0.5
-    assert bench.engine.trial("a").width == 2
-
-
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
@@ -100,17 +90,6 @@ def test_a_failed_resize_is_tried_again_after_three_results():
     assert bench(m.ResizeFailed("a", (0,))) == [release("a", (1,))]
     assert bench.results("a", 1.0, 2) == []
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-
-
-def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
-    bench = alone(2)
-    bench.results("a", 1.0, 1)
-    bench(m.Resized("a", (0, 1), 0.1))
-    assert bench(m.Result("a", 9.0, 2)) == []  # warm-up
-    assert bench(m.Result("a", 1.5, 2)) == []
-    assert bench(m.Result("a", 1.5, 2)) == [resize("a", (0,))]
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 1.0, 10) == []
 
 
 def test_trials_that_turn_out_slower_shrink_in_the_order_of_their_results():

@@ -24,19 +24,6 @@ def test_golden_figure_3_5(d: int) -> None:
     assert plan(loads, 5, c=2, d=d, policy="static").makespan == 12
 
 
-def test_trap_ten_one_one_on_four() -> None:
-    loads = loads_of(10, 1, 1)
-    assert static_fluid(loads, 4, c=2, d=4) == {"t0": 3, "t1": 0.5, "t2": 0.5}
-    # Without packing the widths add up to 5 of 4 devices, so that one trial queues.
-    assert static_fluid(loads, 4, c=1, d=4) == {"t0": 3, "t1": 1, "t2": 1}
-    assert plan(loads, 4, c=1, d=4, policy="static").makespan == pytest.approx(10 / 3)
-
-
-def test_limits_bound_the_widths() -> None:
-    assert static_fluid(loads_of(100, 1), 8, c=3, d=2) == {"t0": 2, "t1": Fraction(1, 3)}
-    assert static_fluid(loads_of(100, 1), 8, c=1, d=1) == {"t0": 1, "t1": 1}
-
-
 def test_a_fair_share_that_is_whole_but_for_rounding_is_whole() -> None:
     # 0.6 * 9 / 1.8 is 3; in floats, 2.9999999999999996.
     assert static_fluid(loads_of(0.1, 1.1, 0.6), 9, c=2, d=8)["t2"] == 3
@@ -54,25 +41,6 @@ def test_static_widths_are_the_formula_in_order_of_height(group: Group) -> None:
         # Exact, but for the tolerance for a fair share that is below a whole number by rounding only.
         near = round(fair) if abs(fair - round(fair)) < 1e-9 else math.floor(fair)
         assert width in {min(max(Fraction(whole), Fraction(1, c)), d) for whole in (math.floor(fair), near)}
-
-
-def test_dynamic_scales_up_what_is_left_alone() -> None:
-    loads = loads_of(30, 12)
-    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=0.0) == {"t0": 4, "t1": 1}
-    # 30/3 = 10 s against 30/4 = 7.5 s: a resize of 2.5 s gains nothing.
-    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=2.4)["t0"] == 4
-    assert dynamic_fluid(loads, {"t0": 3, "t1": 1}, 6, c=2, d=8, epsilon=2.5)["t0"] == 3
-
-
-def test_dynamic_scales_down_only_where_device_seconds_are_saved() -> None:
-    slow = [TrialLoad("a", 90.0), TrialLoad("b", 10.0, beta=1.4)]
-    widths = {"a": 3, "b": 2}
-    # On one device b takes 10 device-seconds and the resize, against 2 * 7 = 14.
-    assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=3.9)["b"] == 1
-    assert dynamic_fluid(slow, widths, 5, c=1, d=4, epsilon=4.1)["b"] == 2
-    # Without overheads nothing is saved, so that b stays although a grows: 6 of 5 devices, which the caller must cut.
-    free = loads_of(90, 10)
-    assert dynamic_fluid(free, {"t0": 3, "t1": 2}, 5, c=1, d=4, epsilon=0.0) == {"t0": 4, "t1": 2}
 
 
 @settings(deadline=None)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import ray
 
 from fluidtune.ray_compat import cluster_state
 
@@ -16,20 +13,14 @@ from fluidtune.ray_compat import cluster_state
     "types, grows",
     [(["node_ab12"], False), (["node_ab12", "node_cd34"], False), (["ray.head.default"], True), (["node_zz"], True)],
 )
-def test_an_autoscaler_has_types_of_nodes(types: list[str], grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "ab12"}, {"NodeID": "cd34"}])
-    status = json.dumps({"time": 1.0, "autoscaler_report": {"active_nodes": dict.fromkeys(types, 1)}}).encode()
-    said = iter([None, b'{"time": 0.0}', status])
-    client: Any = SimpleNamespace(internal_kv_get=lambda key, namespace: next(said))
-    monkeypatch.setattr(cluster_state, "global_worker", SimpleNamespace(gcs_client=client))
-    assert cluster_state.may_get_nodes() is grows
+def test_an_autoscaler_has_types_of_nodes(types: list[str], grows: bool) -> None:
+    nodes = [{"NodeID": "ab12"}, {"NodeID": "cd34"}]
+    assert cluster_state.has_autoscaler({"active_nodes": dict.fromkeys(types, 1)}, nodes) is grows
 
 
-def test_a_cluster_that_says_nothing_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_state, "_STATUS_WAIT_S", 0.0)
+def test_a_cluster_that_says_nothing_may_grow() -> None:
     for worker in (SimpleNamespace(gcs_client=SimpleNamespace(internal_kv_get=lambda *args: None)), SimpleNamespace()):
-        monkeypatch.setattr(cluster_state, "global_worker", worker)
-        assert cluster_state.may_get_nodes()
+        assert cluster_state.may_get_nodes(worker, 0.1)
 
 
 @pytest.mark.ray

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import resource
 import time
 from contextlib import closing
 from fractions import Fraction
@@ -16,6 +16,7 @@ import pytest
 from fluidtune.report.events import EVENT_LOG_NAME, EventLogError, read_events
 from fluidtune.report.schema import SCHEMA
 from tests.report.makers import log_in
+from tests.salus.processes import at_most
 
 REPO = Path(__file__).parents[2]
 
@@ -133,21 +134,12 @@ def test_a_closed_log_refuses(tmp_path):
         log.write("trial_suspended", trial="a")
 
 
-def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path) -> None:
     """A disk that is full for a while: the kernel takes a part of a line, and then nothing."""
     log = log_in(tmp_path, clock=lambda: 5.0)
-    write, taken = os.write, iter([7, None])
-
-    def full(descriptor: int, data: bytes) -> int:
-        size = next(taken)
-        if size is None:
-            raise OSError(28, "No space left on device")
-        return write(descriptor, data[:size])
-
-    monkeypatch.setattr(os, "write", full)
-    log.write("spare_taken", worker="w1", device=1)
+    with at_most(resource.RLIMIT_FSIZE, (tmp_path / EVENT_LOG_NAME).stat().st_size + 7):
+        log.write("spare_taken", worker="w1", device=1)
     assert isinstance(log.lost, OSError)
-    monkeypatch.setattr(os, "write", write)
     log.write("spare_taken", worker="w2", device=1)
     found = read_events(tmp_path / EVENT_LOG_NAME)
     assert [event["worker"] for event in found] == ["w2"] and found.dropped == 1

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import (
     Interval,
-    Occupancy,
     available_seconds,
     busy_over_time,
     device_steps,
@@ -20,14 +19,6 @@ from fluidtune.report.occupancy import (
     packing_levels,
 )
 from tests.report.makers import begin, ended, ev, over, resized, started
-
-
-def held_by_device(use: Occupancy) -> dict[int, float]:
-    """Device -> the device-seconds that trials held of it."""
-    found = dict.fromkeys(use.available, 0.0)
-    for each in use.intervals:
-        found[each.device] += each.share * (each.end - each.start)
-    return found
 
 
 def test_a_device_that_is_opened_for_one_more_is_shared():

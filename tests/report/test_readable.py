@@ -9,21 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fluidtune.profiles import ProfileError
-from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, read_events, record_of
-from fluidtune.report.log_tail import LogTail
+from fluidtune.report.events import EventDict, record_of
 from fluidtune.report.pictures import timeline_figure, utilisation_figure
 from fluidtune.report.recorded import read_job
-from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 from fluidtune.report.serving_report import render_serving, serving_png, summarise_serving
 from fluidtune.report.story import story_of
 from fluidtune.report.summary import render, summarise
 from fluidtune.report.top import RunScreen
 from fluidtune.view.run_model import RunModel
-from tests.report.makers import added, begin, ended, ev, over, resized, resizing, result, started, text_of, written
+from tests.report.makers import added, begin, ended, ev, over, resized, resizing, result, started, text_of
 
 STRANGE: list[Any] = [None, True, "x", "", 0, -1, 1.5, 10**400, [], {}, [None], [0, 0], {"a": None}, {"a": {"b": "c"}}]
 
@@ -149,34 +145,3 @@ def test_what_can_be_read_of_a_service_is_told_whatever_it_lacks(tmp_path: Path)
         text_of(render_serving(summarise_serving(found)))
     mixed = [each for place, event in enumerate(events) for each in [event, *read([e for _, e in changed([event])])]]
     serving_png(mixed, tmp_path / "serving.png")
-
-
-def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
-    events = of_a_run()
-    del events[8]["share"]
-    log = written(tmp_path, events)
-    found = read_events(log)
-    assert (len(found), found.dropped) == (len(events) - 1, 1)
-    assert "1 line left out" in text_of(render(summarise(found)))
-    tail = LogTail(log)
-    assert tail.new() == list(found) and tail.dropped == 1
-    tail.close()
-
-
-def test_a_path_that_may_not_be_looked_at_is_one_line(tmp_path: Path) -> None:
-    """A name that is too long stands for another user's directory: tests may run as root, who may look everywhere."""
-    with pytest.raises(EventLogError, match="cannot be read: File name too long") as raised:
-        find_log(str(tmp_path / ("x" * 300)), newest=True)
-    assert not isinstance(raised.value, NoEventLogError)
-
-
-def test_a_log_that_may_not_be_read_is_one_line() -> None:
-    """The kernel lets nobody read the beginning of this file."""
-    with pytest.raises(EventLogError, match="/proc/self/mem cannot be read: Input/output error"):
-        read_events("/proc/self/mem")
-    tail = LogTail(Path("/proc/self/mem"))
-    with pytest.raises(EventLogError, match="/proc/self/mem cannot be read: Input/output error"):
-        tail.new()
-    tail.close()
-    with pytest.raises(NoEventLogError, match="nowhere cannot be read: No such file"):
-        LogTail(Path("nowhere"))

@@ -223,7 +223,7 @@ def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.Mo
         find_log(None, newest=True)
 
 
-def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path) -> None:
     events = by_hand()
     log = written(tmp_path, events[:5])
     rest = iter(events[5:])
@@ -232,9 +232,8 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
         with log.open("a") as file:
             file.write(f"{json.dumps(next(rest))}\n")
 
-    monkeypatch.setattr(top.time, "sleep", next_event)
     out = io.StringIO()
-    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 108.0)
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 108.0, next_event)
     assert next(rest, None) is None
     assert "2 running, 1 waiting" in out.getvalue() and "1 running, 1 failed, 1 stopped" in out.getvalue()
     last = out.getvalue().rpartition("\x1b[?1049l")[2]  # after the alternate screen
@@ -242,9 +241,7 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_log_that_is_replaced_is_followed_anew(
-    removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) -> None:
     # The driver died, and the script starts again under the same name. Seen: `top` showed the dead run for ever.
     log = written(tmp_path, [*by_hand()[:5], begin(103, 1, run="of the dead driver")])
     looks: list[float] = []
@@ -260,9 +257,8 @@ def test_a_log_that_is_replaced_is_followed_anew(
         elif len(looks) == 3:
             written(tmp_path, [begin(200, 1, run="anew"), over(205)])
 
-    monkeypatch.setattr(top.time, "sleep", next_look)
     out = io.StringIO()
-    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 208.0)
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 208.0, next_look)
     last = out.getvalue().rpartition("\x1b[?1049l")[2]
     assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
 
@@ -291,15 +287,14 @@ def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -
     assert "0 of 0 devices busy" in out.getvalue()
 
 
-def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
     log = written(tmp_path, by_hand()[:10])
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(top.time, "sleep", interrupted)
     out = io.StringIO()
-    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 103.0)
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 103.0, interrupted)
     assert "3 running" in out.getvalue().rpartition("\x1b[?1049l")[2]
 
 

@@ -138,6 +138,14 @@ class TwinGate(Gate):
     """A gate whose trial may be told to make room: it loses its seat, and finds that out when it comes next."""
 
     told, remaining = False, 0.0
+    clock: Clock
+
+    def _sleep(self, inbox: socket.socket | None, mates: object, timeout: float) -> bool:
+        assert inbox is not None
+        self.clock.sleep(timeout, inbox)
+        while has_packet(inbox):
+            inbox.recv(16)
+        return False
 
     def make_room(self) -> None:
         with self._lock:
@@ -167,14 +175,6 @@ def run(jobs: Sequence[TwinJob], capacity: int, policy: str, directory: Path, mo
     """Run a trace by real gates. It is over when every job is."""
     clock = Clock()
     monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: clock.now))
-
-    def sleep(_: Gate, inbox: socket.socket, mates: object, timeout: float) -> bool:
-        clock.sleep(timeout, inbox)
-        while has_packet(inbox):
-            inbox.recv(16)
-        return False
-
-    monkeypatch.setattr(Gate, "_sleep", sleep)
     lanes = Lanes(capacity, policy, directory)
     for job in jobs:
         clock.start(lambda job=job: _trial(job, clock, lanes))  # type: ignore[misc]
@@ -190,7 +190,7 @@ def _trial(job: TwinJob, clock: Clock, lanes: Lanes) -> None:
         clock.sleep(math.inf, ours)
         told = json.loads(ours.recv(PACKET))
         made = TwinGate(lanes.directory, job.name, lanes.policy_name, lane=told["lane"], remaining=remaining)
-        lanes.gates[job.name] = made
+        lanes.gates[job.name], made.clock = made, clock
         return made
 
     clock.sleep(job.arrival)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,23 @@ def home() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory)
+
+
+def as_another_user(monkeypatch) -> None:
+    """From now on what this process has made is another user's to the code under test."""
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 4242)
+
+
+@contextlib.contextmanager
+def at_most(limit: int, allowed: int) -> Iterator[None]:
+    """The kernel allows this process no more than that. ``limit``: as `resource.RLIMIT_FSIZE`, the bytes of a file."""
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (allowed, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, before)
 
 
 class Child:

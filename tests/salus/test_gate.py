@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import random
+import resource
 import signal
+import struct
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,16 @@ from salus_share.packing import SEATS
 from salus_share.seat_table import FILE, SeatTable
 from salus_share.turns import INSIDE, READY
 from tests.contracts.processes import until
-from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried
+from tests.salus.processes import (
+    Child,
+    at_most,
+    die_with_the_lock,
+    exclude,
+    hold,
+    home,
+    iterate,
+    iterate_unhurried,
+)
 
 
 def seat(directory, name, **more) -> Gate:
@@ -197,14 +207,9 @@ def test_trials_of_one_device_take_turns_by_one_policy(directory) -> None:
         Gate(directory, "c", "nosuch")
 
 
-def test_without_room_for_the_table_nothing_of_it_is_left(directory, monkeypatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("builtins.open", full)
-        with pytest.raises(OSError, match="No space"):
-            seat(directory, "a")
+def test_without_room_for_the_table_nothing_of_it_is_left(directory) -> None:
+    with at_most(resource.RLIMIT_FSIZE, 0), pytest.raises(OSError, match="too large"):
+        seat(directory, "a")
     assert os.listdir(directory) == ["lock"]
     with seat(directory, "a").iteration():
         pass
@@ -245,23 +250,21 @@ def test_seats_run_out(directory) -> None:
     seat(directory, "one more")
 
 
-def test_trials_of_another_container_are_not_taken_to_be_dead(directory, monkeypatch) -> None:
+def test_trials_of_another_container_are_not_taken_to_be_dead(directory) -> None:
     seat(directory, "a")
-    monkeypatch.setattr(seat_table, "_pid_namespace", lambda: 1)
+    with (directory / FILE).open("r+b") as table:
+        table.seek(table.read().index(struct.pack("=Q", os.stat("/proc/self/ns/pid").st_ino)))
+        table.write(struct.pack("=Q", 1))
     with pytest.raises(SalusError, match="another container"):
         seat(directory, "b")
 
 
-def test_who_cannot_be_looked_at_is_taken_to_live(directory, monkeypatch) -> None:
+def test_who_cannot_be_looked_at_is_taken_to_live(directory) -> None:
     """Seen: a trial without a free descriptor took its living neighbours for dead: others got their memory."""
-
-    def none_left(*_: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     seat(directory, "a")
-    table = SeatTable(directory)
-    monkeypatch.setattr(Path, "read_bytes", none_left)
-    with table.lock():
+    table, free = SeatTable(directory), os.dup(0)
+    os.close(free)
+    with at_most(resource.RLIMIT_NOFILE, free), table.lock():
         seat_table.bury(table, table.seats())
     assert len(table.seats()) == 1
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from salus_share import private_files
 from salus_share.held_folders import open_in, sweep
+from tests.salus.processes import as_another_user
 
 PREFIX, LOCK = "ft-slurm-", "lock"
 
@@ -21,12 +21,6 @@ def folder_of(tmp_path: Path, name: str) -> Path:
     folder.mkdir(mode=0o700)
     os.utime(folder, (time.time() - 60,) * 2)
     return folder
-
-
-def as_another_user(monkeypatch) -> None:
-    """What this process has made is another user's from now on, for the code under test."""
-    mine = os.geteuid()
-    monkeypatch.setattr(private_files.os, "geteuid", lambda: mine + 4242)
 
 
 def test_folders_that_nobody_holds_are_removed_and_those_being_made_are_not(tmp_path):

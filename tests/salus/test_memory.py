@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,8 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
         set_per_process_memory_fraction=lambda part, device: limits.append(part),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    telemetry = SimpleNamespace(process_memory=lambda uuid, pid: held.get(pid))
-    monkeypatch.setattr("salus_share.telemetry.Telemetry", lambda: telemetry)
-    meter = CudaMeter()
+    telemetry: Any = SimpleNamespace(process_memory=lambda uuid, pid: held.get(pid))
+    meter = CudaMeter(0, telemetry)
     assert meter.read() == Usage(400 * MB, 60 * MB, 30 * MB)
     # Kernels were loaded that had not run before.
     held[os.getpid()] = 600 * MB
@@ -39,10 +39,10 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
     # In a container the driver may not tell.
     held.clear()
     assert meter.read().framework == 500 * MB
-    assert CudaMeter().read().framework == CONTEXT
+    assert CudaMeter(0, telemetry).read().framework == CONTEXT
     # Or it tells of another container's process, whose pid is the same and which holds less.
     held[os.getpid()] = 50 * MB
-    assert CudaMeter().read().framework == CONTEXT
+    assert CudaMeter(0, telemetry).read().framework == CONTEXT
 
 
 def test_which_errors_are_about_memory() -> None:

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from salus_share import SalusError, mps, telemetry
+from salus_share import SalusError, mps
 from salus_share.mps import Mps
 from salus_share.seat_table import started
 from tests.contracts.processes import until
-from tests.salus.processes import Child, mps_server
+from tests.salus.processes import Child, as_another_user, mps_server
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")
 UUID = "GPU-5a1u5"
+
+
+def daemon_of(directory: Path, uuid: str = UUID, usual: Path = Path("/nowhere")) -> Mps:
+    return Mps(uuid, directory, STANDIN, usual)
 
 
 @pytest.fixture
@@ -25,14 +29,12 @@ def calls(tmp_path, monkeypatch):
     log = tmp_path / "calls"
     log.touch()
     monkeypatch.setenv("MPS_STANDIN_LOG", str(log))
-    monkeypatch.setattr(mps, "DEFAULT_PIPE", tmp_path / "nowhere")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(telemetry, "_said", set())
     return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def test_started_verified_and_stopped(tmp_path, calls) -> None:
-    daemon = Mps("5a1u5", tmp_path / "gpu", STANDIN)
+    daemon = daemon_of(tmp_path / "gpu", "5a1u5")
     assert daemon.acquire()
     began = [found for command, found in calls() if command == "-d"]
     assert began == [
@@ -50,14 +52,14 @@ def test_started_verified_and_stopped(tmp_path, calls) -> None:
 
 
 def test_shared_until_the_last_user_is_gone(tmp_path, calls) -> None:
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    daemon = daemon_of(tmp_path / "gpu")
     assert daemon.acquire()
     users = tmp_path / "gpu" / "users"
     # Another process uses it too; one that is dead, and one whose number is another's by now.
     other = f"1-{started(1)}"
     for user in (other, "999999999-5", f"{os.getppid()}-5"):
         (users / user).touch()
-    second = Mps(UUID, tmp_path / "gpu", STANDIN)
+    second = daemon_of(tmp_path / "gpu")
     assert second.acquire()
     assert [command for command, _ in calls()].count("-d") == 1
     daemon.release()
@@ -76,7 +78,7 @@ def test_a_daemon_that_serves_another_user_is_left_to_him(tmp_path, calls, monke
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(theirs))
     owners = {"own": os.getuid(), "another": os.getuid() + 1}
     monkeypatch.setattr(mps, "_owner_of_server", lambda pid: owners.get(owner, owner) if pid == 4242 else 1)
-    assert Mps(UUID, tmp_path / "gpu", STANDIN)._theirs() == (theirs if used else None)
+    assert daemon_of(tmp_path / "gpu")._theirs() == (theirs if used else None)
 
 
 def test_a_process_that_is_no_mps_server_has_no_owner_here() -> None:
@@ -85,7 +87,7 @@ def test_a_process_that_is_no_mps_server_has_no_owner_here() -> None:
 
 def use(pipe, directory: Path) -> None:
     """A process that uses the GPU's daemon until it is killed."""
-    pipe.send(Mps(UUID, directory, STANDIN).acquire())
+    pipe.send(daemon_of(directory).acquire())
     pipe.recv()
 
 
@@ -116,7 +118,7 @@ def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, mo
             (tmp_path / "theirs").mkdir()
             (tmp_path / "theirs" / "control").write_text(f"{server}\n")
             monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
-        daemon = Mps(UUID, gpu, STANDIN)
+        daemon = daemon_of(gpu)
         assert daemon.acquire()
         ended = f"terminate_client {server} {os.getpid()}"
         mps.end_client(os.getppid(), tmp_path, STANDIN)
@@ -129,7 +131,7 @@ def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, mo
         # Its CUDA fails now; that is no reason to do without MPS.
         daemon.refuse("CUDA error: the client has been terminated")
         daemon.release()
-        again = Mps(UUID, gpu, STANDIN)
+        again = daemon_of(gpu)
         assert again.acquire()
         again.release()
 
@@ -141,9 +143,7 @@ def test_a_daemon_that_is_there_is_used_and_left_alone(tmp_path, calls, monkeypa
     (theirs / "control").touch()
     if how == "environment":
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(theirs))
-    else:
-        monkeypatch.setattr(mps, "DEFAULT_PIPE", theirs)
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    daemon = daemon_of(tmp_path / "gpu", usual=theirs)
     assert daemon.acquire()
     assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(theirs), "CUDA_VISIBLE_DEVICES": UUID}
     daemon.release()
@@ -151,8 +151,34 @@ def test_a_daemon_that_is_there_is_used_and_left_alone(tmp_path, calls, monkeypa
     assert (theirs / "control").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_users_daemon_at_the_usual_place_is_not_asked(tmp_path, calls) -> None:
+    usual = tmp_path / "usual"
+    usual.mkdir()
+    (usual / "control").touch()
+    os.chown(usual, 65534, -1)
+    daemon = daemon_of(tmp_path / "gpu", usual=usual)
+    assert daemon.acquire()
+    daemon.release()
+    assert calls() and str(usual) not in str(calls())
+
+
+@pytest.mark.parametrize("whose", ["ours", "the administrator's"])
+def test_mps_is_not_used_where_another_user_has_made_our_directory(tmp_path, calls, monkeypatch, whose) -> None:
+    (tmp_path / "gpu").mkdir()
+    os.mkfifo(tmp_path / "gpu" / "refused")
+    if whose != "ours":
+        (tmp_path / "control").touch()
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    as_another_user(monkeypatch)
+    daemon = daemon_of(tmp_path / "gpu")
+    assert not daemon.acquire() and "belongs to" in str(daemon.why)
+    assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
+    assert not calls()
+
+
 def test_limits_of_a_client(tmp_path, calls) -> None:
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    daemon = daemon_of(tmp_path / "gpu")
     daemon.acquire()
     found = daemon.environment(memory=4 << 30)
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
@@ -166,13 +192,12 @@ def test_limits_of_a_client(tmp_path, calls) -> None:
 )
 def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkeypatch, caplog, why, said) -> None:
     monkeypatch.setattr(mps, "START_S", 0.2)
-    monkeypatch.setenv(
-        *(("MPS_STANDIN_NO_SERVER", "1") if why == "no server" else ("MPS_STANDIN_FAIL", "not supported"))
-    )
-    program = "no-such-program" if why == "missing" else STANDIN
+    failing = "MPS_STANDIN_NO_SERVER" if why == "no server" else "MPS_STANDIN_FAIL"
+    monkeypatch.setenv(failing, f"not supported {tmp_path}")
+    program = f"{tmp_path}/no-such-program" if why == "missing" else STANDIN
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            daemon = Mps(UUID, tmp_path / "gpu", program)
+            daemon = Mps(UUID, tmp_path / "gpu", program, tmp_path / "nowhere")
             assert not daemon.acquire()
             assert daemon.environment(memory=1 << 30) == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
             daemon.release()
@@ -189,16 +214,16 @@ def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, c
         (tmp_path / "theirs").mkdir()
         (tmp_path / "theirs" / "control").touch()
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
-    daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
+    daemon = daemon_of(tmp_path / "gpu")
     assert daemon.acquire()
     daemon.refuse("CUDA error 805")
     daemon.release()
-    without = Mps(UUID, tmp_path / "gpu", STANDIN)
+    without = daemon_of(tmp_path / "gpu")
     assert not without.acquire()
     # There is no daemon where it looks for one.
     assert not Path(without.environment()["CUDA_MPS_PIPE_DIRECTORY"]).exists()
     os.utime(tmp_path / "gpu" / "refused", (0, 0))
-    again = Mps(UUID, tmp_path / "gpu", STANDIN)
+    again = daemon_of(tmp_path / "gpu")
     assert again.acquire()
     again.release()
 

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from salus_share import mps, private_files, seat_table
+from salus_share import mps, seat_table
 from salus_share.errors import SalusError
 from salus_share.gate import Gate
 from salus_share.private_files import open_own, own_directory
 from salus_share.seat_table import FILE, SeatTable
-
-
-def as_another_user(monkeypatch) -> None:
-    """From now on what this process has made is another user's to the code under test."""
-    mine = os.geteuid()
-    monkeypatch.setattr(private_files.os, "geteuid", lambda: mine + 4242)
+from tests.salus.processes import as_another_user
 
 
 def test_directories_and_files_are_for_their_owner_only(tmp_path) -> None:
@@ -51,10 +46,9 @@ def test_a_directory_of_another_user_is_refused_in_one_line(use, tmp_path, monke
 
 
 def test_without_a_directory_of_ones_own_there_is_no_mps_and_one_line_says_why(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(mps, "DEFAULT_PIPE", tmp_path / "nowhere")
     device = own_directory(tmp_path / "mps")
     as_another_user(monkeypatch)
-    daemon = mps.Mps("GPU-1", device)
+    daemon = mps.Mps("GPU-1", device, usual=tmp_path / "nowhere")
     assert not daemon.acquire() and "belongs to" in (daemon.why or "")
 
 
@@ -87,22 +81,6 @@ def test_a_link_is_not_followed(tmp_path) -> None:
     assert not (tmp_path / "target").exists()
 
 
-def test_the_usual_mps_daemon_is_used_only_if_it_is_roots_or_ours(tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    usual = tmp_path / "nvidia-mps"
-    usual.mkdir()
-    monkeypatch.setattr(mps, "DEFAULT_PIPE", usual)
-    asked: list[object] = []
-    monkeypatch.setattr(mps.Mps, "_answers", lambda self, pipe: asked.append(pipe) or True)
-    daemon = mps.Mps("GPU-1", tmp_path / "gpu-0")
-    assert daemon._theirs() == usual and asked == [usual]
-    if os.geteuid() == 0:
-        os.chown(usual, 65534, -1)
-    else:
-        as_another_user(monkeypatch)
-    assert daemon._theirs() is None and asked == [usual]
-
-
 def planted(tmp_path) -> Path:
     """Where `Mps` has its directories, made by another user: a name of this process that leads to a file of ours."""
     homes, letter = tmp_path / "salus-1", tmp_path / "letter"
@@ -118,16 +96,3 @@ def test_a_link_in_another_users_directory_leads_to_no_file_of_ours(tmp_path, mo
     as_another_user(monkeypatch)
     mps.end_client(os.getpid(), homes, "no-such-program")
     assert (tmp_path / "letter").read_text() == "of ours"
-
-
-@pytest.mark.parametrize("whose", ["ours", "the administrator's"])
-def test_mps_is_not_used_where_another_user_has_made_our_directory(tmp_path, monkeypatch, whose) -> None:
-    directory = tmp_path / "salus-1" / "mps-1"
-    directory.mkdir(parents=True)
-    os.mkfifo(directory / "refused")
-    monkeypatch.setattr(mps.Mps, "_theirs", lambda _: tmp_path if whose != "ours" else None)
-    as_another_user(monkeypatch)
-    daemon = mps.Mps("GPU-1", directory, "no-such-program")
-    assert not daemon.acquire()
-    assert "belongs to" in str(daemon.why)
-    assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(directory / "none")}

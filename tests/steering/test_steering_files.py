@@ -18,7 +18,6 @@ import pytest
 from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import this_machine
-from fluidtune.steering import steering_files
 from fluidtune.steering.acts import Act, Answer
 from fluidtune.steering.asking import ask, parameters_from
 from fluidtune.steering.json_values import LONGEST
@@ -172,11 +171,10 @@ def test_a_driver_that_is_killed_before_it_answers_may_have_done_it(tmp_path: Pa
         ask(run, "stop", "t_1")
 
 
-def test_a_driver_that_does_not_take_an_act_has_not_done_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_driver_that_does_not_take_an_act_has_not_done_it(tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
-    monkeypatch.setattr(steering_files, "PATIENCE_S", 0.2)
     files = SteeringFiles(run)
     with pytest.raises(SteeringRefused, match="no driver of this run answers"):
-        ask(run, "stop", "t_1")
+        ask_driver(run / "fluid_events.jsonl", Act("2", "stop", "t_1", "anna", "page"), 0.2)
     assert list(files.requests()) == []
     files.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tools import ray_suite
 from tools.ray_suite import Outcome
 
@@ -23,15 +21,6 @@ def checkout(directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Outcome]]]:
-    """What each run of the tests gives, by side; the tests themselves are not run."""
-    outcomes: dict[str, list[dict[str, Outcome]]] = {"stock": [], "fluid": []}
-    monkeypatch.setattr(ray_suite, "run_tests", lambda place, side, tests, logs: outcomes[side].pop(0))
-    monkeypatch.setattr(ray_suite, "overlay", lambda *_: None)
-    return outcomes
-
-
 def passed(*tests: str) -> dict[str, Outcome]:
     return {test: Outcome("passed", True) for test in tests}
 
@@ -40,11 +29,12 @@ def failed(*tests: str) -> dict[str, Outcome]:
     return {test: Outcome("failed", True) for test in tests}
 
 
-def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, outcomes, capsys) -> None:
-    outcomes["stock"] = [passed(BAD, LEFT)]
+def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, capsys) -> None:
     # A test that passes the second time has passed.
-    outcomes["fluid"] = [{**passed(GOOD), **failed(BAD, LEFT)}, {**passed(LEFT), **failed(BAD)}]
-    assert ray_suite.main([str(checkout(tmp_path))]) == 1
+    fluid = [{**passed(GOOD), **failed(BAD, LEFT)}, {**passed(LEFT), **failed(BAD)}]
+    outcomes = {"stock": [passed(BAD, LEFT)], "fluid": fluid}
+    ran = lambda place, side, tests, logs: outcomes[side].pop(0)  # noqa: E731
+    assert ray_suite.main([str(checkout(tmp_path))], lambda *_: None, ran) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["not_listed"] == said["differences"] == ["test_api.py::test_bad[1.5]"]
     assert said["with_executor_pass_fluidtune"] == 2 and said["with_executor_pass_stock"] == 1

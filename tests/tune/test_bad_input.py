@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import tune
 from ray.tune import TuneConfig
 from ray.tune.schedulers import ASHAScheduler
@@ -77,12 +78,13 @@ def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[st
 
 
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
-def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_else_for_an_executor(executor: Any) -> None:
     """It is refused before Ray is started. Seen: `executor="gpu:4"` started Ray and failed with AttributeError."""
-    monkeypatch.setattr("ray.init", lambda *args, **more: pytest.fail("Ray was started"))
+    before = ray.is_initialized()
     refused(lambda: fluidtune.Tuner(without_checkpoints, executor=executor), f"executor={executor!r}", "FluidExecutor(")
     refused(lambda: fluidtune.run(without_checkpoints, executor=executor), "no FluidExecutor", "None")
     refused(lambda: FluidScheduler(ASHAScheduler(), executor), "no FluidExecutor")
+    assert ray.is_initialized() == before
 
 
 @pytest.mark.slow

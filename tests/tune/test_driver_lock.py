@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from fluidtune import driver_lock
 from fluidtune.report.events import this_machine
 from tests.tune.test_bad_input import refused
@@ -42,13 +40,12 @@ def driven(run: Path) -> Iterator[tuple[int, int]]:
         process.kill()
 
 
-def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path) -> None:
     assert not driver_lock.is_held(tmp_path)
     with driven(tmp_path) as (pid, child):
         assert driver_lock.is_held(tmp_path)
-        monkeypatch.setattr(driver_lock, "PATIENCE_S", 0.1)
-        refused(lambda: driver_lock.hold(tmp_path), f"process {pid} on {this_machine()}", "wait for its end")
-        monkeypatch.undo()
+        said = f"process {pid} on {this_machine()}", "wait for its end"
+        refused(lambda: driver_lock.hold(tmp_path, waits=False), *said)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         lock = driver_lock.hold(tmp_path)  # waits for that
         os.kill(child, 0)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -205,26 +203,3 @@ def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigg
     assert by_x[2].metrics["began"] >= 2, "it began anew instead of at its checkpoint"
     assert by_x[2].metrics["training_iteration"] == 14
     assert {event["trial"] for event in events_of(tmp_path, "room_lacking")} == {by_x[2].metrics["trial_id"]}
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("ray2")
-def test_trials_go_on_when_one_is_killed_in_its_lane(tmp_path: Path) -> None:
-    # Of two peaks of 700 MiB one fits beside what stays: they take turns.
-    space = {"x": tune.grid_search([1, 2, 3]), "hold": 50, "use": 700, "n": 12, "meet": 24, "pause": 0.2}
-
-    class Killer(tune.Callback):
-        killed = 0
-
-        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-            if len(spans(tmp_path / "log")) > 6 and self.killed < 2:
-                os.kill(result["pid"], signal.SIGKILL)
-                self.killed += 1
-
-    killer = Killer()
-    more = {"callbacks": [killer], "failure_config": tune.FailureConfig(max_failures=3)}
-    results = fit("fluid", held, {**space, "log": str(tmp_path / "log")}, tmp_path, executor=lanes(), run=more)
-    assert killer.killed == 2
-    assert not results.errors
-    done = Counter(x for x, *_ in spans(tmp_path / "log"))
-    assert done["2"] >= 12 and done["3"] >= 12 and done["1"] >= 12

@@ -103,11 +103,6 @@ class TestCPUs:
         assert {r.metrics["groups"] for r in results} == {2}
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
 
-    def test_half_a_core_each(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1", meeting=True)
-        assert together(results) == 2
-        assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
-
     @pytest.mark.newest
     @pytest.mark.parametrize("packing, share", [(None, 0.5), (1, 1.0)])
     def test_more_at_once_than_cores_are_packed_unless_that_is_forbidden(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -54,31 +53,6 @@ def holding() -> list[int]:
             there = [os.readlink(each) for each in (folder / "fd").iterdir()] + [(folder / "maps").read_text()]
             found += [process.pid] * any("memfd:fluidtune-shared" in each for each in there)
     return found
-
-
-def test_when_the_trial_that_loads_is_killed_the_other_one_loads(ray2, tmp_path):
-    loads, begun = tmp_path / "loads", tmp_path / "begun"
-    loads.mkdir()
-    begun.mkdir()
-
-    def load() -> np.ndarray:
-        (loads / str(os.getpid())).touch()
-        if len(list(loads.iterdir())) == 1:
-            until(lambda: len(list(begun.iterdir())) == 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.ones(10)
-
-    def train(config: dict) -> None:
-        (begun / str(config["number"])).touch()
-        tune.report({"total": fluidtune.shared(load).sum()})
-
-    grid = fluidtune.Tuner(
-        train,
-        param_space={"number": tune.grid_search([0, 1])},
-        run_config=tune.RunConfig(storage_path=str(tmp_path), failure_config=tune.FailureConfig(max_failures=1)),
-    ).fit()
-    assert [each.metrics["total"] for each in grid] == [10.0, 10.0]
-    assert len(list(loads.iterdir())) == 2
 
 
 def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(kept_parameters, tmp_path):

@@ -113,12 +113,6 @@ def test_reserved_devices_are_counted_too(train_v2: None, tmp_path: Path) -> Non
     assert_trials_left_nothing()
 
 
-def test_a_trial_with_more_workers_than_cores_fails_at_once(train_v2: None, tmp_path: Path) -> None:
-    space = {"x": 0, "storage": str(tmp_path / "train"), "workers": 16}
-    (result,) = fit("fluid", driving, space, tmp_path, executor=FluidExecutor())
-    assert "a trial needs 17 CPU, and the Ray cluster has 4; ask for fewer workers" in str(result.error)
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_killed_trial_is_retried_and_nothing_is_left_of_the_first_attempt(train_v2: None, tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
     assert found.makespan < 1.02 * unpacked
 
 
+def test_trials_that_do_not_scale_are_no_longer_resized_after_a_few_attempts():
+    twin = Twin(grid(6, 60, Profile("p", {"1": 1.0, "2": 1.25, "3": 2.1, "4": 3.9})), 16)
+    assert twin.run() < 75 and twin.resizes <= 3 * 6, "alone they take 60 s"
+
+
 def test_a_rung_waits_for_all_trials_of_the_rung_before():
     rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
     trials = (RecordedTrial("a", (rung0, rung1)), RecordedTrial("b", (rung0,), cost=5.0))

@@ -6,13 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from fluidtune.cli import cli
 from fluidtune.report.json_text import plain_json
-from fluidtune.view import page_file
-from fluidtune.view.page_file import whole_page
+from fluidtune.view.page_file import STORIES, whole_page
 from tests.report.makers import added, begin, ended, result, started, written
 from tests.report.test_summary import by_hand
 
@@ -48,15 +46,13 @@ def test_what_trials_say_is_no_markup(tmp_path: Path) -> None:
     assert data["run"]["trials"][0][2] == EVIL and EVIL in data["stories"][EVIL]["told"][-1][2]
 
 
-def test_a_long_run_has_the_stories_of_the_best_and_of_the_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = [begin(0, 1), *(added(0, f"t{n}") for n in range(8))]
-    for n in range(8):
-        events += [started(n, f"t{n}", 0), result(n, f"t{n}", 1, 1.0, 1.0, 8.0 - n)]
-        events += [ended(n, f"t{n}", "failed" if n < 2 else "stopped")]
-    monkeypatch.setattr(page_file, "STORIES", 4)
-    assert set(data_of(whole_page(written(tmp_path, events)))["stories"]) == {"t7", "t6", "t1", "t0"}
+def test_a_long_run_has_the_stories_of_the_best_and_of_the_failed(tmp_path: Path) -> None:
+    events = [begin(0, 1), *(added(0, f"t{n}") for n in range(STORIES + 8))]
+    for n in range(STORIES + 8):
+        events += [started(n, f"t{n}", 0), result(n, f"t{n}", 1, 1.0, 1.0, -n)]
+        events += [ended(n, f"t{n}", "failed" if n < STORIES / 2 + 2 else "stopped")]
+    kept = {*range(STORIES + 8)} - {0, 1, *range(STORIES // 2 + 2, STORIES // 2 + 8)}
+    assert set(data_of(whole_page(written(tmp_path, events)))["stories"]) == {f"t{n}" for n in kept}
 
 
 def test_no_number_of_python_alone() -> None:

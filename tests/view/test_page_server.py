@@ -69,11 +69,17 @@ def test_what_is_not_there_is_said(path: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/api/keys", "/api/runs", "/api/curve?trial=c", "/api/story?trial=c", "/api/stream?run=y", "/api/steer"]
 )
-def test_a_storage_that_is_slow_stops_no_stream(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_is_slow_stops_no_stream(path: str, tmp_path: Path) -> None:
     """The directory is looked through by no thread that streams wait for. Seen: every page's stream stopped."""
-    runs, threads = RunList(written(tmp_path / "run", by_hand()).parent), set[int]()
-    looked = runs.logs
-    monkeypatch.setattr(runs, "logs", lambda: threads.add(threading.get_ident()) or looked())
+
+    class Watched(RunList):
+        def logs(self) -> dict[str, Path]:
+            threads.add(threading.get_ident())
+            return super().logs()
+
+    threads: set[int] = set()
+    runs = Watched(written(tmp_path / "run", by_hand()).parent)
+    threads.clear()
     method, headers = "POST" if "steer" in path else "GET", {"X-FluidTune-Token": "secret"}
     ask(runs, method, path, token="secret", json=ACT, headers=headers)
     assert threads and threading.get_ident() not in threads

@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from fluidtune.report.events import EventDict
-from fluidtune.report.log_tail import LogTail
 from fluidtune.report.run_logs import find_log
-from fluidtune.view import followed_run, run_list
-from fluidtune.view.run_list import RunList
-from tests.report.makers import added, begin, ended, over, random_run, written
+from fluidtune.view.run_list import KEPT, RunList
+from tests.report.makers import added, begin, over, random_run, written
 from tests.report.test_summary import by_hand
 from tests.view.pages import lines_of
 
@@ -35,57 +32,48 @@ def test_the_run_of_a_directory_of_a_log_and_of_its_service(tmp_path: Path) -> N
     assert RunList(log).run("../run") is None
 
 
-def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_list, "KEPT", 2)
-    runs = RunList(storage(tmp_path, "abcd"))
-    assert list(runs.logs()) == list("abcd")
+def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path) -> None:
+    runs = RunList(storage(tmp_path, "abcdef"))
+    assert list(runs.logs()) == list("abcdef")
     glances = runs.glances()
     # Seen: a page of thousands of runs kept each of them, and its open log, for ever.
-    assert sum(each.path.startswith(str(tmp_path)) for each in psutil.Process().open_files()) == 2
-    assert [each["key"] for each in glances] == list("abcd") and all(each["over"] for each in glances)
+    assert sum(each.path.startswith(str(tmp_path)) for each in psutil.Process().open_files()) == KEPT
+    assert [each["key"] for each in glances] == list("abcdef") and all(each["over"] for each in glances)
     assert glances[0]["run"] == "random 0" and glances[0]["trials"] == 3
     assert abs(time.time() - glances[0]["origin"] - glances[0]["seconds"] - glances[0]["silence"]) < 60
     first = runs.run("a")
     assert runs.run("a") is first
     # What has not changed is not read again; what has, is.
-    monkeypatch.setattr(
-        run_list.FollowedRun, "glance", lambda self: {"trials": -1, "origin": 0, "seconds": 0, "over": 1}
-    )
-    with (tmp_path / "d" / "fluid_events.jsonl").open("ab") as file:
-        file.write(lines_of([ended(5000, "x")]))
-    assert [each["trials"] for each in runs.glances()] == [-1, 3, 3, 3]
+    logs = runs.logs()
+    times = logs["e"].stat()
+    logs["e"].write_bytes(bytes(times.st_size))
+    os.utime(logs["e"], ns=(times.st_atime_ns, times.st_mtime_ns))
+    with logs["f"].open("ab") as file:
+        file.write(lines_of([added(5000, "x")]))
+    assert [each["trials"] for each in runs.glances()] == [4, 3, 3, 3, 3, 3]
 
 
-def test_runs_that_go_on_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_go_on_are_read_on(tmp_path: Path) -> None:
     """However many they are, they are not read anew whenever they grow. Seen: of more than four, each was."""
-    read: list[int] = []
+    long = {**added(1000, "x"), "name": "x" * 1_000_000}
+    logs = [written(tmp_path / name, [begin(1000, 1), long]) for name in "abcdef"]
+    runs, process = RunList(tmp_path), psutil.Process()
 
-    class Counted(LogTail):
-        def new(self, most: int = -1) -> list[EventDict]:
-            events = super().new(most)
-            read.append(len(events))
-            return events
-
-    monkeypatch.setattr(run_list, "KEPT", 2)
-    monkeypatch.setattr(followed_run, "LogTail", Counted)
-    logs = [written(tmp_path / name, [begin(1000, 1), added(1000, "x")]) for name in "abcdef"]
-    runs = RunList(tmp_path)
-
-    def grown(event: EventDict) -> int:
-        """How many events are read after one more came of each run."""
+    def read_after(event: EventDict) -> int:
+        """How many bytes are read after one more event came of each run."""
         for log in logs:
             with log.open("ab") as file:
                 file.write(lines_of([event]))
-        read.clear()
+        before = process.io_counters().read_chars
         assert len(runs.glances()) == 6
-        return sum(read)
+        return process.io_counters().read_chars - before
 
     runs.glances()
-    assert [grown(added(1001, "y")), grown(added(1002, "z"))] == [6, 6]
+    assert read_after(added(1001, "y")) + read_after(added(1002, "z")) < 1_000_000
     kept = runs.run("a")
     assert runs.run("a") is kept
-    assert grown(over(1003)) == 6
-    for name in "bcd":
+    assert read_after(over(1003)) < 1_000_000
+    for name in "bcdef":
         runs.run(name).look()  # type: ignore[union-attr]
     assert runs.run("a") is not kept  # what has ended is let go of
 

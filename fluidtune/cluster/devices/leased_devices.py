@@ -23,8 +23,8 @@ from themis_bridge.shell.tenant import Tenant
 class JobWork(Work, Protocol):
     """The work of the job: what the arbiter asks of it, and what the job's devices are told and ask."""
 
-    def update(self, where: dict[int, Gpu]) -> None:
-        """Take over what is known now. ``where``: each device's GPU."""
+    def update(self, where: dict[int, Gpu], now: float) -> None:
+        """Take over what is known now, in seconds of a clock. ``where``: each device's GPU."""
 
     @property
     def useful(self) -> int:
@@ -35,8 +35,7 @@ class JobWork(Work, Protocol):
 class LeasedDevices(DeviceSource):
     """Its devices are leases of the arbiter. A lease that is over counts as lost.
 
-    ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device. ``user``: whose job it is;
-    "": it is the only one of its user.
+    ``in_use``: whether anything runs on a device. ``tenant``: a `Tenant` that has the job's name and user already.
 
     Raises:
         FluidTuneError: a device of this job is not one whole GPU (or core), a trial needs more at once than
@@ -45,7 +44,7 @@ class LeasedDevices(DeviceSource):
 
     numbered = True
 
-    def __init__(self, plan: Layout, app: str, progress: JobWork, in_use: Callable[[int], bool], user: str = ""):
+    def __init__(self, plan: Layout, progress: JobWork, in_use: Callable[[int], bool], tenant: Callable[..., Tenant]):
         super().__init__(plan)
         unit = "CPU" if plan.kind == "cpu" else "GPU"
         if plan.bundle.get(unit) != 1.0:
@@ -60,7 +59,7 @@ class LeasedDevices(DeviceSource):
             raise FluidTuneError(f"a trial asks for {error}, or run without arbiter") from error
         self._progress, self._in_use = progress, in_use
         try:
-            self._tenant = Tenant(app, progress, plan.bundle, unit, user, self._together)
+            self._tenant = tenant(work=progress, bundle=plan.bundle, unit=unit, together=self._together)
         except ThemisError as error:
             raise FluidTuneError(str(error)) from error
         #: Device -> its lease, of all that are there.
@@ -104,9 +103,10 @@ class LeasedDevices(DeviceSource):
         gone: list[int] = []
         while True:
             self._take_notices(came, gone)
-            self._progress.update({device: lease.gpu for device, lease in self._leases.items()})
-            self._give_back(came, gone)
-            if came or time.monotonic() >= deadline:
+            now = time.monotonic()
+            self._progress.update({device: lease.gpu for device, lease in self._leases.items()}, now)
+            self._give_back(came, gone, now)
+            if came or now >= deadline:
                 return came, gone
             time.sleep(0.05)
 
@@ -134,9 +134,8 @@ class LeasedDevices(DeviceSource):
         for device in sorted(self._revoked):
             self._leave(device, came, gone)
 
-    def _give_back(self, came: dict[int, str], gone: list[int]) -> None:
+    def _give_back(self, came: dict[int, str], gone: list[int], now: float) -> None:
         """Give back devices that end and are empty, and devices that the job has had no use for."""
-        now = time.monotonic()
         idle = [device for device in self._leases if device not in came and not self._in_use(device)]
         loose = self._loose(idle)
         surplus = max(0, len(self._leases) - len(loose) - max(1, self._progress.useful))

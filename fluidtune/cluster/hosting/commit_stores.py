@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow.fs import FileSelector
@@ -42,14 +42,14 @@ class StorageAway(Exception):
     """Tune's storage does not do what a trial needs before it goes on."""
 
 
-def insist(call: Callable[[], T]) -> T:
-    """Return what ``call`` returns, which asks the storage for something; after an error it is called again.
+def insist(call: Callable[[], T], pauses_s: Iterable[float] = PAUSES_S) -> T:
+    """Return what ``call`` gets of the storage; after an error it is called again, after each of ``pauses_s`` seconds.
 
     Raises:
         FileNotFoundError: the storage says that there is no such file or folder.
         StorageAway: it raised something else each time.
     """
-    pauses = iter(PAUSES_S)
+    pauses = iter(pauses_s)
     while True:
         try:
             return call()

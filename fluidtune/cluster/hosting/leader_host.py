@@ -179,7 +179,7 @@ class LeaderHost:
                 raise
             return lack
         if isinstance(self.trainable, FunctionTrainable):
-            ray_trainable.after_function(end_runs)
+            ray_trainable.after_function(ray_trainable.training_thread(), end_runs)
         reports.begin()
         return self.facts()
 

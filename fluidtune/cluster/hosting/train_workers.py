@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,19 +63,21 @@ class TooFewDevices(FluidTuneError):
 class TrainWorkers:
     """Finds places for the workers of a hosted trial's runs of Ray Train. Called as `ownership.TrainPlaces` says.
 
+    ``nodes``: as `ray.nodes`. ``may_grow``: whether the cluster may get further ones.
+
     Raises:
         TooFewDevices: the trial has fewer devices than it needs.
         FluidTuneError: the job can never have as many.
     """
 
-    def __init__(self, room: TrainRoom) -> None:
-        self._room = room
+    def __init__(self, room: TrainRoom, nodes: Callable = ray.nodes, may_grow: Callable = may_get_nodes) -> None:
+        self._room, self._nodes, self._may_grow = room, nodes, may_grow
         #: Set if the trial had too few devices.
         self.lack: TooFewDevices | None = None
 
     def __call__(self, workers: int, each: dict[str, float]) -> list[Place] | None:
-        room, nodes = self._room, [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        refuse_hopeless(room.own, workers, each, nodes)
+        room, nodes = self._room, [node["Resources"] for node in self._nodes() if node["Alive"]]
+        self._refuse_hopeless(workers, each, nodes)
         on_one = room.on_one(each)
         needed = 1 + math.ceil(workers / on_one) if on_one else 0
         if room.most is not None and needed > room.most:
@@ -97,13 +99,12 @@ class TrainWorkers:
             raise self.lack
         return room.places_for(workers, each)
 
-
-def refuse_hopeless(own: Resources, workers: int, each: Resources, nodes: Sequence[Resources]) -> None:
-    """FluidTuneError if the cluster never has what the trial's process and its workers need of something."""
-    for name, amount in each.items():
-        total, there = workers * amount + own.get(name, 0.0), sum(node.get(name, 0.0) for node in nodes)
-        if total > there + 1e-9 and not may_get_nodes():
-            raise FluidTuneError(
-                f"with its {workers} workers of Ray Train a trial needs {total:g} {name}, and the Ray cluster has "
-                f"{there:g}; ask for fewer workers, or start Ray with more"
-            )
+    def _refuse_hopeless(self, workers: int, each: Resources, nodes: Sequence[Resources]) -> None:
+        """FluidTuneError if the cluster never has what the trial's process and its workers need of something."""
+        for name, amount in each.items():
+            total, there = workers * amount + self._room.own.get(name, 0.0), sum(node.get(name, 0.0) for node in nodes)
+            if total > there + 1e-9 and not self._may_grow():
+                raise FluidTuneError(
+                    f"with its {workers} workers of Ray Train a trial needs {total:g} {name}, and the Ray cluster has "
+                    f"{there:g}; ask for fewer workers, or start Ray with more"
+                )

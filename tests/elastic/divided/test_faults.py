@@ -125,12 +125,18 @@ MOMENTS = {
 }
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that does not answer is given up after seconds."""
+    monkeypatch.setattr(divided_call, "GRACE_S", 0.5)
+    monkeypatch.setattr(divided_call, "PATIENCE", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("followers", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("statistics", [False, True], ids=["", "statistics"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divided_call, "GRACE_S", 0.5)
-    monkeypatch.setattr(divided_call, "PATIENCE", 1.0)
+def test_a_follower_is_lost(moment: str, statistics: bool, followers: int) -> None:
     before = alone(statistics)
     loop = Loop(statistics)
     with grown(1) as trial:
@@ -145,10 +151,9 @@ def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monke
         assert loop.result() == pytest.approx(before, rel=1e-9)
 
 
-def test_the_loop_does_not_wait_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_the_loop_does_not_wait_for_a_check() -> None:
     """Of a follower that hangs in it, which is given up in the end."""
-    monkeypatch.setattr(divided_call, "GRACE_S", 0.5)
-    monkeypatch.setattr(divided_call, "PATIENCE", 1.0)
     loop = Loop(True)
     with grown(1, patient=False) as trial:
         trial.add(at("check", 1, hang))
