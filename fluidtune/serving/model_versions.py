@@ -209,8 +209,8 @@ def handle(service: Service, event: Event) -> Service:
         return _move(service, other)
     if isinstance(event, Rollback):
         if other is None:
-            only = f"service {service.name!r} has only {service.serving.said} loaded"
-            raise ServeError(f"{only}, so there is nothing to go back to; deploy one")
+            said = f"only {service.serving.said} of service {service.name!r} is loaded"
+            raise ServeError(f"{said}, so there is nothing to go back to; deploy one")
         if other.state != "kept":
             return replace(service, other=None, last=replace(other, state="ended"))
         ended = replace(service.serving, state="ended")
@@ -231,11 +231,9 @@ def handle(service: Service, event: Event) -> Service:
 def _deploy(service: Service, event: Deploy) -> Service:
     other = service.other
     if other is not None and other.state == "canary":
-        either = f"{service.command('promote')}, or {service.command('rollback')}"
-        raise ServeError(f"{other.said} is a canary; first {either}")
+        raise ServeError(f"{other.said} is a canary; {service.command('promote')}, or {service.command('rollback')}")
     if other is not None and other.state != "kept":
-        rollback = service.command("rollback")
-        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up with {rollback}")
+        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up: {service.command('rollback')}")
     aim: State = "serving" if event.share >= 1 else "canary"
     number = 1 + max(one.number for one in service.known)
     new = Version(number, event.trial, event.run, event.what, aim=aim, share=event.share)

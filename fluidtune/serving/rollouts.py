@@ -157,8 +157,7 @@ class Rollouts:
             several, option = ("models", "--models") if self._setting.placing is not None else ("trials", "--top")
             raise ServeError(f"this service has several {several}, and versions are of one; start it without {option}")
         if self._server is None or not self._present():
-            said = "the service does not answer yet"
-            raise ServeError(f"{said}; {self.service.command('status')} says what it waits for")
+            raise ServeError(f"the service does not answer yet; {self.service.command('status')} says why")
         if self.service.other is None:  # Else the kept version goes first.
             await self._check_memory()
         winner = await self._checkpoints.hold(winner)
@@ -190,8 +189,7 @@ class Rollouts:
         in_use = [device for device in self._present() if self.service.serving.key in device.models]
         answers = all(await asyncio.gather(*[device.processes[other.key].answers() for device in in_use]))
         if self.service.other is not other:
-            status = self.service.command("status")
-            raise ServeError(f"{other.said} is no {state} version any more; {status} shows the versions")
+            raise ServeError(f"{other.said} is no {state} version any more; see {self.service.command('status')}")
         if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
             raise ServeError(f"{said}; ask once more when {self.service.command('status')} counts all of them")

@@ -22,9 +22,7 @@ TRIALS = ["best", "next"]
         ("POST", "/next/", "next"),
         ("GET", "/", "/"),
         ("HEAD", "/", "/"),
-        ("GET", "/healthz", "/healthz"),
         ("HEAD", "/readyz", "/readyz"),
-        ("GET", "/metrics", "/metrics"),
     ],
 )
 def test_what_is_asked_for(method, path, asked):

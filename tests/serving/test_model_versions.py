@@ -120,13 +120,13 @@ def test_what_comes_back_after_a_restart_takes_its_place_again(state):
 @pytest.mark.parametrize(
     ("before", "event", "said"),
     [
-        ([], Rollback(), r"service 'two digits' has only version 1 \(trial a\) loaded, so there is nothing to go"),
+        ([], Rollback(), r"only version 1 \(trial a\) of service 'two digits' is loaded, so there is nothing"),
         ([], Promote(), "there is no canary to promote; fluidtune serve status --name 'two digits' shows"),
         ([Deploy("b", "run")], Deploy("c", "run"), r"version 2 \(trial b\) is being deployed; wait for it"),
         (
             [Deploy("b", "run", share=0.1), Loaded(2), Measured(2)],
             Deploy("c", "run"),
-            r"version 2 \(trial b\) is a canary; first fluidtune serve promote --name 'two digits'",
+            r"version 2 \(trial b\) is a canary; fluidtune serve promote --name 'two digits'",
         ),
     ],
 )
