@@ -709,6 +709,7 @@ function drawServices() {
   model.services.forEach((service, place) => {
     const shown = services.children[place] || services.appendChild($("service").content.firstElementChild.cloneNode(true));
     put(shown.querySelector("h2"), `Service ${service.name}`.trim());
+    shown.querySelector(".scroll").ariaLabel = `requests ${service.name}`.trim();
     put(shown.querySelector("p"), `It ${service.state}. Since its start: ${service.title}.`);
     table(shown.querySelector("table"), service.columns, service.rows);
   });
