@@ -21,7 +21,6 @@ TRIALS = ["best", "next"]
         ("POST", "/next", "next"),
         ("POST", "/next/", "next"),
         ("GET", "/", "/"),
-        ("HEAD", "/", "/"),
         ("HEAD", "/readyz", "/readyz"),
     ],
 )
@@ -59,7 +58,6 @@ def test_what_there_is_not(method, path, status, allow):
     ("method", "path", "what"),
     [
         ("GET", "/v2", ("server", "", "")),
-        ("GET", "/v2/", ("server", "", "")),
         ("HEAD", "/v2/health/live", ("live", "", "")),
         ("GET", "/v2/health/ready", ("ready", "", "")),
         ("GET", "/v2/models/best", ("model", "best", "")),
