@@ -1,8 +1,9 @@
 """When models are placed anew on the devices of a service, and by which loads and unloads. It is pure.
 
 Events go into `handle`, and the state after it comes out, with what the shell must do. The search itself is not here:
-`placement.replanning` has it. A placement is changed in steps, so that a device never holds more bytes than its memory,
-models that load and that are unloaded among them; and no model is unloaded from its last device while there is another
+`placement.replanning` has it. Where not all models have room, `making_room` says which one comes when it is asked. A
+placement is changed in steps, so that a device never holds more bytes than its memory, models that load and that are
+unloaded among them; and no model that is to stand somewhere is unloaded from its last device while there is another
 way. docs/placement.md draws the table of transitions, and a test holds the two equal. All times are seconds, all rates
 requests per second, all memory is bytes.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from symphony_serve.errors import ServeError
+from symphony_serve.making_room import Demand, Placement, placed_for
 
 #: ``settled``: the models stand as they were placed. ``drifting``: rates differ from those that they were placed for.
 #: ``searching``: another placement is looked for. ``moving``: models load and are unloaded.
@@ -26,8 +28,8 @@ PHASES: dict[tuple[Phase, Phase], str] = {
     ("drifting", "settled"): "Rates",
     ("drifting", "searching"): "Rates, Down, Up",
     ("settled", "searching"): "Down, Up",
-    ("settled", "moving"): "Lost",
-    ("drifting", "moving"): "Lost",
+    ("settled", "moving"): "Lost, Asked",
+    ("drifting", "moving"): "Lost, Asked",
     ("searching", "moving"): "Found",
     ("searching", "settled"): "Found, NotFound",
     ("moving", "settled"): "Held, Dropped, NotHeld",
@@ -43,8 +45,6 @@ DEVIATIONS = 4.0
 #: A model that does not load is tried again after `Standing.patience`, and after twice as long each further time, so
 #: many times. Judgement: with a patience of 20 s, every eleven minutes at last.
 MOST_DOUBLINGS = 5
-
-Placement = Mapping[int, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,13 @@ class Standing:
 
     sizes: bytes by model. memory: of each device. patience: rates must differ for so long before there is a search; as
     long as a change of the placement takes, so that it is never more than twice as late as the best (Karlin and others,
-    "Competitive snoopy caching", 1988). planned: the rates of the latest search. since: when rates began to differ.
+    "Competitive snoopy caching", 1988). planned: the rates of the latest search, and 0 of a model of which a copy has
+    left for another one since, so that its rate asks for a search. since: when rates began to differ.
     search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
     stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed:
     models that stand nowhere because they did not load; they are left out until there is another search. fails: how
     often in a row a model did not load: the more often, the longer until it is tried again, as that may cost others.
+    demands: how each model is asked.
     """
 
     sizes: Mapping[str, float]
@@ -88,6 +90,7 @@ class Standing:
     guests: frozenset[tuple[int, str]] = frozenset()
     failed: frozenset[str] = frozenset()
     fails: Mapping[str, int] = field(default_factory=dict)
+    demands: Mapping[str, Demand] = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:
@@ -111,9 +114,9 @@ class Standing:
 
     @property
     def lacking(self) -> list[str]:
-        """The models that stand nowhere, or not on a device that is up and on which they were placed."""
+        """The models that did not load, or do not stand on a device that is up and on which they were placed."""
         short = {model for number, device in self.up.items() for model in self.placed.get(number, set()) - device.held}
-        return [model for model in self.sizes if model in short or not self.stands(model)]
+        return [model for model in self.sizes if model in short | self.failed]
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,14 @@ class Rates:
     now: float
     rates: Mapping[str, float]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The requests to each model since the last such event, at ``now``."""
+
+    now: float
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -150,8 +161,11 @@ class _OfModel(_OfDevice):
     model: str
 
 
+@dataclass(frozen=True)
 class Held(_OfModel):
-    """The device has loaded the model."""
+    """The device has loaded the model. seconds: that it took; None: as long as before."""
+
+    seconds: float | None = None
 
 
 class NotHeld(_OfModel):
@@ -174,7 +188,7 @@ class Up(_OfDevice):
     """The device has a process again."""
 
 
-Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
+Event = Rates | Asked | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
 
 
 @dataclass(frozen=True)
@@ -216,6 +230,8 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
     """The state after the event, and what must be done. Raises ServeError for a placement that cannot be."""
     if isinstance(event, Rates):
         return _rated(state, event)
+    if isinstance(event, Asked):
+        return _asked(state, event)
     if isinstance(event, Found | NotFound):
         if not state.searching or event.search != state.searches:
             return state, []  # The devices are others since.
@@ -246,13 +262,19 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
     if isinstance(event, NotHeld):
         return _steps(_not_held(state, event))
     fails = {name: times for name, times in state.fails.items() if name != event.model}
+    if isinstance(event, Held) and event.seconds is not None:
+        demand = replace(state.demands.get(event.model, Demand()), load=event.seconds)
+        state = replace(state, demands={**state.demands, event.model: demand})
     return _steps(replace(state, failed=state.failed - model, fails=fails))
 
 
 def _not_held(state: Standing, event: NotHeld) -> Standing:
-    """Back to what stood before. Where that fails as well, the model stays where it stands, or is left out."""
-    model, target = event.model, state.target
-    if target is not None and target != state.placed and not state.failed and _fits(state, state.placed):
+    """Back to what stood before. Where that fails as well, the model stays where it stands, or is left out.
+
+    One that stood nowhere is left out, and what has left for it comes back when it is asked.
+    """
+    model, target, stood = event.model, state.target, any(event.model in models for models in state.placed.values())
+    if stood and target is not None and target != state.placed and not state.failed and _fits(state, state.placed):
         return replace(state, target=state.placed, guests=frozenset())
     fails = {**state.fails, model: state.fails.get(model, 0) + 1}
     if state.stands(model):
@@ -280,6 +302,29 @@ def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
     return _search(replace(state, failed=frozenset()), event.rates)
 
 
+def _asked(state: Standing, event: Asked) -> tuple[Standing, list[Act]]:
+    """Count, and let the model come that has missed most of those that can."""
+    known = {model: state.demands.get(model, Demand()) for model in state.sizes}
+    demands = {
+        model: one.after(event.counts.get(model, 0), event.now, bool(state.stands(model)))
+        for model, one in known.items()
+    }
+    state = replace(state, demands=demands)
+    if state.searching:
+        return state, []
+    held = {number: device.held for number, device in state.up.items()}
+    target = held if state.target is None else {number: state.target.get(number, frozenset()) for number in held}
+    there = state.failed.union(*target.values())
+    missing = [(-demand.missed, model) for model, demand in demands.items() if demand.missed and model not in there]
+    for _, model in sorted(missing):
+        found = placed_for(model, target, held, state.sizes, state.memory, demands)
+        if found is not None:
+            still = frozenset[str]().union(*found.values())
+            fewer = {one: 0.0 for number in target for one in target[number] - found[number] if one in still}
+            return _steps(replace(state, target=found, planned={**state.planned, **fewer}))
+    return state, []
+
+
 def _search(state: Standing, rates: Mapping[str, float]) -> tuple[Standing, list[Act]]:
     number = state.searches + 1
     found = replace(state, searching=True, searches=number, target=None, since=None, planned=dict(rates))
@@ -287,9 +332,8 @@ def _search(state: Standing, rates: Mapping[str, float]) -> tuple[Standing, list
 
 
 def _fits(state: Standing, placement: Placement) -> bool:
-    """Whether each model stands, and each device is up and has the memory."""
-    everywhere = {model for models in placement.values() for model in models}
-    return everywhere == state.sizes.keys() and all(
+    """Whether each device is up and has the memory."""
+    return all(
         number in state.up and sum(state.sizes[model] for model in models) <= state.memory
         for number, models in placement.items()
     )
@@ -298,7 +342,7 @@ def _fits(state: Standing, placement: Placement) -> bool:
 def _check(state: Standing, placement: Placement) -> None:
     if not _fits(state, placement):
         shown = {number: sorted(models) for number, models in placement.items()}
-        raise ServeError(f"the placement {shown} lacks a model, or a device with memory for it")
+        raise ServeError(f"the placement {shown} lacks a device with memory for it")
 
 
 def _steps(state: Standing) -> tuple[Standing, list[Act]]:
@@ -326,8 +370,12 @@ def _begun(state: Standing, act: Hold | Drop) -> Standing:
 
 
 def _possible(state: Standing) -> Iterator[Hold | Drop]:
-    """What may be done next, the best first: loads that fit, room for others, detours, and at last a gap."""
+    """What may be done next, the best first: loads that fit, room for others, detours, and at last a gap.
+
+    A model that is to stand nowhere leaves as one that stands elsewhere does.
+    """
     target, devices = state.target or {}, state.up
+    somewhere = frozenset[str]().union(*target.values())
     missing = [
         (bool(state.stands(model)), -state.planned.get(model, 0.0), model, number)
         for number in devices
@@ -342,7 +390,7 @@ def _possible(state: Standing) -> Iterator[Hold | Drop]:
             blocked.append(number)
     # The one that is asked least goes first.
     surplus = sorted(
-        (len(state.stands(model)) == 1, state.planned.get(model, 0.0), model, number)
+        (model in somewhere and len(state.stands(model)) == 1, state.planned.get(model, 0.0), model, number)
         for number in devices
         for model in devices[number].held - target.get(number, frozenset())
     )

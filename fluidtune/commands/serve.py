@@ -257,9 +257,10 @@ def serve_plan(
 def serve_stop(where: tuple[str, str | None], name: str | None) -> None:
     """Answer what runs, refuse what waits, and end all processes."""
     connect(where[0])
-    from fluidtune.serving.running_services import find, known
+    from fluidtune.ray_compat.job_metadata import user_of_job
+    from fluidtune.serving.running_services import chosen, known
 
     there = known()
     if there:
-        find(name, where[1], changes=True).stop()
+        chosen(there, name, user_of_job(where[1]), changes=True).stop()
     click.echo("stopped" if there else "there was none")

@@ -29,6 +29,13 @@ EVENT_LOG_NAME = "fluid_events.jsonl"
 #: A service's directory below that of its run; that of a service with a name of its own has "-NAME" after it.
 SERVICE_DIRECTORY = "serving"
 
+
+def service_of(directory: str) -> str | None:
+    """The name of its own of the service with a directory of this name; "": it is called as its run. None: of none."""
+    first, dash, name = directory.partition("-")
+    return name if first == SERVICE_DIRECTORY and bool(name) is bool(dash) else None
+
+
 #: One event as read back: "t" (unix seconds), "event" (its name) and the event's own fields.
 EventDict = dict[str, Any]
 

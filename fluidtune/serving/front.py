@@ -64,7 +64,7 @@ from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLo
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
-from symphony_serve.messages import Reason
+from symphony_serve.messages import MAY_HAVE_RUN, Reason
 from symphony_serve.model_side import TRIED
 from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE, value_of
@@ -177,6 +177,9 @@ class Front:
         """The answer to a request that is refused, or that is none."""
         if not isinstance(error, Refused):
             return bad(error)
+        unsent = isinstance(self._devices, PlacedDevices) and error.reason not in MAY_HAVE_RUN | {Reason.CLOSED}
+        if unsent and (comes_in := self._devices.comes_in(key)) is not None:  # type: ignore[union-attr]
+            return refused("loading", f"model {key} is not in memory; to load it takes {comes_in:.1f} s", comes_in)
         there = self._server is not None and key in self.rollouts.answering
         return of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
 
@@ -253,6 +256,8 @@ class Front:
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
+        if isinstance(self._devices, PlacedDevices):
+            self._devices.asked[name] += len(values)
         answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         try:
@@ -346,7 +351,8 @@ class Front:
         model, version = (asked.model, asked.version) if asked is not None else ("", "")
         self._check_loaded(model)
         key = service.answering.get(version, service.serving).key if model == self._names[0] else model
-        if not self._is_able(server, key):
+        comes_when_asked = isinstance(self._devices, PlacedDevices) and model and self._devices.rests(model)
+        if not comes_when_asked and not self._is_able(server, key):
             raise refused("no_model_process", "no model process answers")
 
     def _is_able(self, server: AsyncServer, key: str = "") -> bool:
@@ -502,7 +508,7 @@ class Front:
     # The start.
 
     async def _begin(self) -> None:
-        await self._until_done(functools.partial(self._prepare, self.rollouts.keys[0]))
+        await self._until_done(self._prepare)
         await self._until_done(self._load_and_measure)
 
     async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -535,18 +541,15 @@ class Front:
         elif self._devices is not None:
             self._devices.anew()
 
-    async def _prepare(self, first: str) -> None:
-        """Start the servers of forks, and go on with the versions that were served before a restart.
-
-        first: the key that is counted for so far. An attempt that failed may have changed it.
-        """
+    async def _prepare(self) -> None:
+        """Start the servers of forks, and go on with the versions that were served before a restart."""
         if self._setting.modules is not None and self._forks is None:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
         await self.rollouts.restore()
-        if self.rollouts.keys[0] != first:
-            self._books.forget(first)
+        if self.rollouts.keys[0] != self._names[0]:  # The first version, which is counted from the beginning.
+            self._books.forget(self._names[0])
             self._books.add(self.rollouts.keys[0])
 
     async def _load_and_measure(self) -> None:

@@ -9,6 +9,7 @@ a test holds the two equal.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -88,11 +89,19 @@ def labels(key: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Service:
-    """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went."""
+    """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went.
+
+    name: of the service, for the commands that its refusals name.
+    """
 
     serving: Version
     other: Version | None = None
     last: Version | None = None
+    name: str = ""
+
+    def command(self, word: str) -> str:
+        """What an operator types about this service."""
+        return shlex.join(["fluidtune", "serve", word, "--name", self.name])
 
     @property
     def phase(self) -> Phase:
@@ -196,18 +205,20 @@ def handle(service: Service, event: Event) -> Service:
         return replace(service, other=back)
     if isinstance(event, Promote):
         if other is None or other.state != "canary":
-            raise ServeError("there is no canary to promote; fluidtune serve status shows the versions")
+            raise ServeError(f"there is no canary to promote; {service.command('status')} shows the versions")
         return _move(service, other)
     if isinstance(event, Rollback):
         if other is None:
-            raise ServeError(f"only {service.serving.said} is loaded, so there is nothing to go back to; deploy one")
+            said = f"only {service.serving.said} of service {service.name!r} is loaded"
+            raise ServeError(f"{said}, so there is nothing to go back to; deploy one")
         if other.state != "kept":
-            return Service(service.serving, last=replace(other, state="ended"))
-        return Service(replace(other, state="serving"), last=replace(service.serving, state="ended"))
+            return replace(service, other=None, last=replace(other, state="ended"))
+        ended = replace(service.serving, state="ended")
+        return replace(service, serving=replace(other, state="serving"), other=None, last=ended)
     if other is None or other.number != event.number or phase != "loading":
         return service
     if isinstance(event, Failed):
-        return Service(service.serving, last=replace(other, state="refused", why=event.why))
+        return replace(service, other=None, last=replace(other, state="refused", why=event.why))
     if isinstance(event, Loaded):
         return replace(service, other=replace(other, state="measuring"))
     if other.state != "measuring":
@@ -220,16 +231,16 @@ def handle(service: Service, event: Event) -> Service:
 def _deploy(service: Service, event: Deploy) -> Service:
     other = service.other
     if other is not None and other.state == "canary":
-        raise ServeError(f"{other.said} is a canary; first fluidtune serve promote, or fluidtune serve rollback")
+        raise ServeError(f"{other.said} is a canary; {service.command('promote')}, or {service.command('rollback')}")
     if other is not None and other.state != "kept":
-        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up with fluidtune serve rollback")
+        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up: {service.command('rollback')}")
     aim: State = "serving" if event.share >= 1 else "canary"
     number = 1 + max(one.number for one in service.known)
     new = Version(number, event.trial, event.run, event.what, aim=aim, share=event.share)
     last = replace(other, state="ended") if other is not None else service.last
-    return Service(service.serving, new, last)
+    return replace(service, other=new, last=last)
 
 
 def _move(service: Service, new: Version) -> Service:
     """The new version answers all; the one before is kept."""
-    return Service(replace(new, state="serving"), replace(service.serving, state="kept"), service.last)
+    return replace(service, serving=replace(new, state="serving"), other=replace(service.serving, state="kept"))

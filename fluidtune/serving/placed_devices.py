@@ -2,15 +2,17 @@
 
 `symphony_serve.replacement` decides when the models are placed anew and by which steps, and
 `symphony_serve.placement.replanning` where. Here it is told what has become of the processes, and what it says is what
-each device is to have. A model that does not load is left out, and the others are served, unless the service starts for
-the first time. All times are seconds, all memory is bytes.
+each device is to have. A model that has no room comes when it is asked. One that does not load is left out, and the
+others are served, unless the service starts for the first time. All times are seconds, all memory is bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,11 +26,13 @@ from fluidtune.serving.process import LOOK_S
 from fluidtune.serving.service_devices import Devices, First, Source
 from fluidtune.serving.setting import PlacedModel, Setting
 from symphony_serve.errors import ServeError
+from symphony_serve.making_room import Demand
 from symphony_serve.placement.replanning import ALONE, Placement, replanned
 from symphony_serve.placement.served_models import Cut, ServedModel
 from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.replacement import (
     Act,
+    Asked,
     Down,
     Dropped,
     Event,
@@ -77,12 +81,20 @@ class PlacedDevices(Devices):
         self._placing, self._tell_log, self._offered = setting.placing, tell, offered
         self._loading = setting.loading.each()
         self._asked: dict[str, PlacedModel] = {one.name: one for one in setting.placing.models}
+        self._max_batch = setting.max_batch
         self._samples: dict[str, Samples] = {}
         self._models: list[ServedModel] = []
+        #: By model, how many inputs were asked for since the machine was told last.
+        self.asked: Counter[str] = Counter()
+        #: By model, how often a device has loaded it since the service answers, and its seconds at its first load.
+        self._loads: Counter[str] = Counter()
+        self._load_s: dict[str, float] = {}
         #: By device, the model that is loaded there to see its bytes and seconds.
         self._tried: dict[int, str] = {}
-        #: By model, its profile before Ray restarted the front; None: the service starts for the first time.
-        self._profiles: dict[str, Profile] | None = None
+        #: By model, its profile before Ray restarted the front, or as it was seen at its first load.
+        self._profiles: dict[str, Profile] = {}
+        #: Whether the service starts for the first time, and not after Ray has restarted the front.
+        self._is_new = True
         #: Why models were not loaded when that was last tried.
         self._failed: dict[str, str] = {}
         self._state: Standing | None = None
@@ -113,25 +125,27 @@ class PlacedDevices(Devices):
         began = time.monotonic()
         kept = await asyncio.to_thread(kept_state.kept, self._key)
         if kept is not None:
-            self._models, self._samples, self._profiles = cloudpickle.loads(kept)
+            self._models, self._samples, self._profiles, self._load_s = cloudpickle.loads(kept)
+            self._is_new = False
         else:
             self._models = await self._measured()
         rates = {one.name: one.rate for one in self._placing.models}
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
         places = {number: Place(self._given(number)) for number in self.present}
-        self._state = Standing(sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates)
+        demands = {name: Demand(seconds) for name, seconds in self._load_s.items()}
+        self._state = Standing(sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates, demands=demands)
         loaded = time.monotonic()
         self._hear(Found(self._state.searches, await self._found(rates, tuple(places))))
-        while self._state.phase in ("searching", "moving") and not (self._failed and self._profiles is None):
+        while self._state.phase in ("searching", "moving") and not (self._failed and self._is_new):
             await asyncio.sleep(LOOK_S)
             self._look()
         missing = {name for name in self._asked if not self._state.stands(name)}
-        if self._failed and (self._profiles is None or missing == self._asked.keys()):
+        if self._failed and (self._is_new or missing == self._asked.keys()):
             raise ServeError(next(iter(self._failed.values())))
         # To place them took the one or the other: each model was loaded once, and then again where it stands.
         patience = max(LEAST_PATIENCE_S, time.monotonic() - loaded, loaded - began)
         self._state = replace(self._state, patience=patience)
-        return First(self.present, self._samples, {name: self._profiles[name] for name in missing if self._profiles})
+        return First(self.present, self._samples, {name: self._profiles[name] for name in missing})
 
     @property
     def _key(self) -> str:
@@ -145,9 +159,11 @@ class PlacedDevices(Devices):
 
         async def on(number: int, device: Device) -> None:
             while waiting:
-                name = self._tried[number] = waiting.pop(0)
+                name, began = waiting.pop(0), time.monotonic()
+                self._tried[number] = name
                 self.reconcile()
                 await device.processes[name].loaded()
+                self._load_s[name] = time.monotonic() - began
                 found[name] = await self._look_at(name, device)
 
         tasks = [asyncio.create_task(on(*one), name="serve-size") for one in self.present.items()]
@@ -161,8 +177,11 @@ class PlacedDevices(Devices):
     async def _look_at(self, name: str, device: Device) -> ServedModel:
         asked, process = self._asked[name], device.processes[name]
         self._samples[name] = process.samples
-        profile = await measure_profile([process.measure], process.samples.inputs, asked.slo, 1)
+        # One that may have no room is not measured later.
+        most = 1 if self._placing.memory == math.inf else self._max_batch
+        profile = await measure_profile([process.measure], process.samples.inputs, asked.slo, most)
         check_slo(name, profile, asked.slo)
+        self._profiles[name] = profile
         size = asked.bytes if asked.bytes is not None else float(process.bytes)
         return ServedModel(name, {ALONE: Cut((profile.seconds(1),), size)}, asked.slo, asked.weight)
 
@@ -177,9 +196,9 @@ class PlacedDevices(Devices):
         self._first = list(self._held.values())
         super().serve(server, wanted)
         self._begin(self._watch())
-        if self._profiles is None:
-            self._profiles = {name: server.profile(name) for name in self._asked}
-            known = cloudpickle.dumps((self._models, self._samples, self._profiles))
+        if self._is_new:
+            profiles = {name: server.profile(name) for name in self._asked}
+            known = cloudpickle.dumps((self._models, self._samples, profiles, self._load_s))
             self._begin(asyncio.to_thread(kept_state.keep, self._key, known))
 
     async def close(self) -> None:
@@ -197,6 +216,19 @@ class PlacedDevices(Devices):
         left_out = self._state.failed if self._state is not None else ()
         return {name: why for name, why in self._failed.items() if name in left_out}
 
+    def comes_in(self, name: str) -> float | None:
+        """Seconds that it takes at the least until the model is in memory when it is asked; None: it is there."""
+        state, now = self._state, time.monotonic()
+        if state is None or state.stands(name):
+            return None
+        began = [self._began.get((number, name), now) for number, one in state.devices.items() if name in one.loads]
+        return max(0.0, state.demands.get(name, Demand()).load - (now - min(began, default=now)))
+
+    def rests(self, name: str) -> bool:
+        """Whether no device has the model, nor is to have it before it is asked."""
+        state = self._state
+        return state is not None and not any(name in one.all for one in state.devices.values())
+
     def placement(self) -> dict[str, Any]:
         """For the status: the models of each device, what is done, why it was placed so, and what is not there."""
         state, unavailable = self._state, self.unavailable
@@ -206,7 +238,8 @@ class PlacedDevices(Devices):
             "phase": state.phase if state is not None else "searching",
             "devices": {str(number): sorted(one.held) for number, one in state.devices.items()} if state else {},
             "bytes": {one.name: one.cuts[ALONE].bytes for one in self._models},
-            "memory": self._placing.memory if self._placing.memory < float("inf") else None,
+            "loads": {name: self._loads[name] for name in self._asked},
+            "memory": self._placing.memory if self._placing.memory < math.inf else None,
             "why": "; ".join([self._said, *missing, *gone]),
             "unavailable": unavailable,
         }
@@ -243,6 +276,8 @@ class PlacedDevices(Devices):
             self.present[act.device].stay(act.model)
         else:
             gap = "no device has it for a while: the memory leaves no other way" if act.last else "it stands elsewhere"
+            if not act.last and self._state is not None and not self._state.stands(act.model):
+                gap = "it makes room for a model that is asked more, or was asked later"
             self._moved(act.device, act.model, "unloaded", gap)
             self.present[act.device].leave(act.model)
 
@@ -280,7 +315,8 @@ class PlacedDevices(Devices):
             await asyncio.sleep(LOOK_S)
             try:
                 self._look()
-                now = time.monotonic()
+                now, asked, self.asked = time.monotonic(), self.asked, Counter()
+                self._hear(Asked(now, asked))
                 if now - last >= WINDOW_S:
                     offered = dict(self._offered())
                     rates = {name: (offered[name] - counted.get(name, 0)) / (now - last) for name in self._asked}
@@ -318,8 +354,10 @@ class PlacedDevices(Devices):
             self._hear(Lost(number, model))
         elif model in place.loads and ready:
             self._failed.pop(model, None)
-            self._moved(number, model, "loaded", f"in {time.monotonic() - self._began.pop((number, model)):.1f} s")
-            self._hear(Held(number, model))
+            self._loads[model] += 1
+            seconds = time.monotonic() - self._began.pop((number, model))
+            self._moved(number, model, "loaded", f"in {seconds:.1f} s")
+            self._hear(Held(number, model, seconds))
         elif model in place.loads and trouble and place.up:  # On one that is down the next process tries it at once.
             logger.warning("Device %d could not load model %s: %s", number, model, trouble)
             self._failed[model] = trouble

@@ -31,28 +31,22 @@ Models = str | Path | Sequence[Mapping[str, Any]]
 
 
 def placed_models(
-    given: Models, loader: Callable[[str], Callable[..., Any]], count: int, memory: float
+    given: Models, loader: Callable[[str], Callable[..., Any]], memory: float
 ) -> tuple[list[PlacedModel], list[Winner], str]:
     """The models, what a process loads of each, and the directory beside which the service keeps its log.
 
     given: the path of a TOML file, or tables with its keys, whose ``load`` may be a function. loader: finds the
-    function that a text names. count, memory: devices, and bytes of each. Raises FluidTuneError.
+    function that a text names. memory: bytes of a device. Raises FluidTuneError.
     """
     file = NamedTables(given)
     tables = ModelTables(file)
     models = [_model(tables, name, table) for name, table in file]
-    sizes = [one.bytes for one in models]
     for one in models:
         if one.bytes is not None and one.bytes > memory:
             raise FluidTuneError(
                 f"{file.where(one.name)} has {one.bytes / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it "
                 "fits none; give larger devices"
             )
-    if all(size is not None for size in sizes) and sum(filter(None, sizes)) > count * memory:
-        total = sum(filter(None, sizes)) / GIB
-        raise FluidTuneError(
-            f"the models have {total:.3g} GiB, and {count} devices {count * memory / GIB:.3g} GiB; give more devices"
-        )
     return models, [_winner(file, name, table, loader) for name, table in file], str(file.directory.resolve())
 
 

@@ -78,7 +78,7 @@ class Rollouts:
     def __init__(self, setting: Setting, tell: Callable[..., None]):
         self._setting, self._tell_log = setting, tell
         first = setting.loading.trials[0]
-        self.service = Service(Version(1, first.name, setting.run, first, "serving"))
+        self.service = Service(Version(1, first.name, setting.run, first, "serving"), name=setting.known.name)
         self._checkpoints = HeldCheckpoints(setting.folder, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
@@ -157,7 +157,7 @@ class Rollouts:
             several, option = ("models", "--models") if self._setting.placing is not None else ("trials", "--top")
             raise ServeError(f"this service has several {several}, and versions are of one; start it without {option}")
         if self._server is None or not self._present():
-            raise ServeError("the service does not answer yet; fluidtune serve status says what it waits for")
+            raise ServeError(f"the service does not answer yet; {self.service.command('status')} says why")
         if self.service.other is None:  # Else the kept version goes first.
             await self._check_memory()
         winner = await self._checkpoints.hold(winner)
@@ -189,10 +189,10 @@ class Rollouts:
         in_use = [device for device in self._present() if self.service.serving.key in device.models]
         answers = all(await asyncio.gather(*[device.processes[other.key].answers() for device in in_use]))
         if self.service.other is not other:
-            raise ServeError(f"{other.said} is no {state} version any more; fluidtune serve status shows the versions")
+            raise ServeError(f"{other.said} is no {state} version any more; see {self.service.command('status')}")
         if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
-            raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
+            raise ServeError(f"{said}; ask once more when {self.service.command('status')} counts all of them")
 
     async def _check_memory(self) -> None:
         """Raises ServeError if the machines have no memory for one more process of each device."""

@@ -223,6 +223,9 @@ def status_text(found: dict[str, Any]) -> str:
     placement = found.get("placement")
     if placement:
         lines += [f"  device {one}: {', '.join(models) or 'no model'}" for one, models in placement["devices"].items()]
+        there = {model for models in placement["devices"].values() for model in models}
+        loads = [f"{one} {n}{'' if one in there else ' (in no memory)'}" for one, n in placement["loads"].items()]
+        lines.append(f"  loads: {', '.join(loads)}")
         lines.append(f"  {placement['phase']}: {placement['why']}")
     for trial in found["trials"]:
         batches = {int(size): count for size, count in trial["batches"].items()}

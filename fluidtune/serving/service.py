@@ -111,7 +111,8 @@ def serve(
         slo: seconds from a request to its answer. Requests that cannot be answered in time get 503 before that.
         models: in place of ``results``, ``load`` and ``slo``: a TOML file, or a list of tables with its keys, as
             docs/placement.md has them; ``load`` of a table may be a function.
-        memory: with ``models``, GiB that the models of a device take at most, at any moment. Default: no limit.
+        memory: with ``models``, GiB that the models of a device take at most, at any moment. Those that have no room
+            come when they are asked. Default: no limit.
         search_s: with ``models``, seconds that a search for a placement takes at most.
         top: how many trials are served, the best ones.
         devices: "cpu:N" or "gpu:N": N devices of one core or one GPU, each with a process for each model. Default:
@@ -154,7 +155,7 @@ def serve(
         for given in (name for name, value in others.items() if value is not None):
             why = "several models share no leases" if given == "arbiter" else "it is for the trials of one run"
             raise FluidTuneError(f"models and {_said(given)} do not go together: {why}; leave one of the two out")
-        placing, chosen, run = _placing(models, memory, search_s, devices)
+        placing, chosen, run = _placing(models, memory, search_s)
         trials, slo = list(chosen), max(one.slo for one in placing.models)
         following, loading = None, Loading(b"", tuple(sys.path), tuple(chosen))
     elif results is None or load is None or slo is None:
@@ -211,18 +212,14 @@ def _said(name: str) -> str:
     return f"{name} ({OPTION[name]})" if name in OPTION else name
 
 
-def _placing(
-    models: Models, memory: float | None, search_s: float, devices: str | None
-) -> tuple[Placing, list[Winner], str]:
+def _placing(models: Models, memory: float | None, search_s: float) -> tuple[Placing, list[Winner], str]:
     """How the models are placed, what is loaded of each, and where the log is kept."""
     for name, value in (("memory", memory), ("search_s", search_s)):
         good = isinstance(value, Real) and not isinstance(value, bool) and 0 < value < math.inf
         if value is not None and not good:
             raise FluidTuneError(f"{_said(name)} is {value!r}, expected a number above 0")
     size = math.inf if memory is None else memory * GIB
-    spec = DeviceSpec.parse(devices)
-    count = spec.count if spec is not None and spec.count else 1
-    placed, chosen, run = placed_models(models, loader, count, size)
+    placed, chosen, run = placed_models(models, loader, size)
     return Placing(tuple(placed), size, search_s), chosen, run
 
 

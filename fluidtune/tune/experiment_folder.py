@@ -18,7 +18,7 @@ import pyarrow.fs
 
 from fluidtune.driver_lock import hold
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
-from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY
+from fluidtune.report.events import EVENT_LOG_NAME, service_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _set_aside(files: Any, folder: str) -> None:
     """Keep the logs of a former run and of its services, if there are any, under other names."""
     try:
         inside = files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True))
-        services = [f"/{one.base_name}" for one in inside if one.base_name.split("-")[0] == SERVICE_DIRECTORY]
+        services = [f"/{one.base_name}" for one in inside if service_of(one.base_name) is not None]
         for found in files.get_file_info([f"{folder}{one}/{EVENT_LOG_NAME}" for one in ("", *services)]):
             if found.type == pyarrow.fs.FileType.File:
                 ended = found.mtime.astimezone().strftime("%Y-%m-%d_%H-%M-%S.%f")

@@ -16,7 +16,7 @@ from fluidtune.report.events import EventLogError
 from fluidtune.report.log_tail import LogTail, driver_died
 from fluidtune.report.story import story_of
 from fluidtune.view.run_model import ROW, RunModel
-from fluidtune.view.service_figures import ServiceFigures
+from fluidtune.view.service_figures import ServicesFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
 PIECE = 1 << 18
@@ -32,7 +32,7 @@ class FollowedRun:
         self.model = RunModel()
         self._lock = threading.Lock()
         self._tail: LogTail | None = None
-        self._service = ServiceFigures(log.parent)
+        self._services = ServicesFigures(log.parent)
         #: Which file, and which reading of it: the first part of a cursor.
         self._epoch = ""
         #: Bytes that are not read yet.
@@ -44,8 +44,8 @@ class FollowedRun:
         """Read on for about ``seconds``, and say what has changed since ``cursor`` ("": all there is).
 
         Beside what `RunModel.changes` says: "cursor", for the next call; "left", bytes of the log that are not read
-        yet; "trouble", why nothing more will come, in words; "died", whether the driver is gone; "service", the figures
-        of the run's service, if it has been served.
+        yet; "trouble", why nothing more will come, in words; "died", whether the driver is gone; "services", the
+        figures of those of the run.
         """
         with self._lock:
             self._read(seconds)
@@ -55,7 +55,7 @@ class FollowedRun:
             found["unreadable"] = self._tail.dropped if self._tail is not None else 0
             found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
             died = not self.model.fold.over and driver_died(self.model.fold.head)
-            return {**found, "died": died, "service": self._service.figures()}
+            return {**found, "died": died, "services": self._services.figures()}
 
     def as_dict(self) -> dict[str, Any]:
         """The run at this moment for a program. Times are seconds since its first event. Raises for a service's log."""
@@ -101,7 +101,7 @@ class FollowedRun:
         if self._tail is not None:
             self._tail.close()
         self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
-        self._service = ServiceFigures(self.log.parent)
+        self._services = ServicesFigures(self.log.parent)
 
     def curve(self, trial: str) -> dict[str, Any]:
         """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""

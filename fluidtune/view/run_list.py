@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventDict
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, service_of
 from fluidtune.report.log_tail import LogTail, driver_died, seconds_since
 from fluidtune.report.run_logs import find_log, logs_in, results_directory
 from fluidtune.view.followed_run import PIECE, FollowedRun
@@ -27,7 +27,7 @@ class RunList:
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         root = results_directory(where)
-        if root.name == SERVICE_DIRECTORY and (root.parent / EVENT_LOG_NAME).is_file():
+        if service_of(root.name) is not None and (root.parent / EVENT_LOG_NAME).is_file():
             root = root.parent  # a service is part of its run's page
         self._root = root.absolute()
         self._lock = threading.Lock()

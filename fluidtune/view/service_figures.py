@@ -1,11 +1,11 @@
-"""What became of the requests of the service of a run, from its own log, which is followed like the run's."""
+"""What became of the requests of the services of a run, from their own logs, which are followed like the run's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventLogError
+from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventLogError, service_of
 from fluidtune.report.log_tail import LogTail
 from fluidtune.report.serving_report import (
     COLUMNS,
@@ -24,17 +24,33 @@ STATES = {
 }
 
 
-class ServiceFigures:
-    """The service of the run in ``run_dir``. It may begin, or be replaced by another one, while it is looked at."""
+class ServicesFigures:
+    """The services of the run in ``run_dir``. More may begin while they are looked at."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._log = run_dir / SERVICE_DIRECTORY / EVENT_LOG_NAME
+        self._run_dir = run_dir
+        self._known: dict[str, _ServiceFigures] = {}
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Of each service, the one of the run's name first, as `_ServiceFigures.figures`."""
+        for log in self._run_dir.glob(f"{SERVICE_DIRECTORY}*/{EVENT_LOG_NAME}"):
+            name = service_of(log.parent.name)
+            if name is not None and name not in self._known:
+                self._known[name] = _ServiceFigures(name, log)
+        return [found for _, one in sorted(self._known.items()) if (found := one.figures()) is not None]
+
+
+class _ServiceFigures:
+    """One service. It may be replaced by another one of its name while it is looked at."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self._name, self._log = name, log
         self._tail: LogTail | None = None
         self._sum = ServingSummary()
         self._state = ""
 
     def figures(self) -> dict[str, Any] | None:
-        """Its state, and its table as `fluidtune report RUN_DIR/serving` prints it; None: there is none."""
+        """Its name ("": that of the run), its state, and its table as `fluidtune report` prints it; None: not begun."""
         try:
             if (self._tail is None or self._tail.left is None) and self._log.is_file():
                 if self._tail is not None:
@@ -49,4 +65,5 @@ class ServiceFigures:
         if not self._state:
             return None
         rows = [list(row) for row in rows_of_serving(self._sum)]
-        return {"state": self._state, "title": title_of_serving(self._sum), "columns": COLUMNS, "rows": rows}
+        found = {"name": self._name, "state": self._state}
+        return {**found, "title": title_of_serving(self._sum), "columns": COLUMNS, "rows": rows}

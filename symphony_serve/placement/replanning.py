@@ -1,7 +1,8 @@
 """A placement for devices that hold models already: it is searched, completed, and given to the devices that have most.
 
 Here each device is one GPU, and holds models whole. The search is that of `search`. What it leaves out because nobody
-asks for it must stand somewhere all the same, and a placement that is hardly better is not worth the loading.
+asks for it stands somewhere all the same, if there is room, and a placement that is hardly better is not worth the
+loading.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def replanned(
     """Where the models are to stand, and the part of the requests that is answered in time there, by simulation.
 
     models: each with a cut for one GPU. rates: requests/s, cvs: of their gaps, both by name. held: by device, what it
-    holds now. memory: bytes of each device. over: the search ends when this says so, and a placement is there.
-    Raises ServeError if the models do not fit, or if no number of devices bears the rates.
+    holds now. memory: bytes of each device; if not all models have room, some stand nowhere. over: the search ends when
+    this says so, and a placement is there. Raises ServeError if a model fits no device, or if no number of them bears
+    the rates.
     """
     if not held:
         raise ServeError("there is no device to place models on")
@@ -74,7 +76,8 @@ def replanned(
     if any(held.values()):
         # What is held, and beside it what stands nowhere.
         kept = _with_missing(list(held.values()), sizes, memory)
-        if kept is not None and found - (now := attained(kept)) <= GAIN:
+        may_stay = _hold_all(kept, sizes) or not _hold_all(groups, sizes)
+        if may_stay and found - (now := attained(kept)) <= GAIN:
             return dict(zip(held, kept, strict=True)), now
     return _given(groups, held, sizes), found
 
@@ -82,22 +85,12 @@ def replanned(
 def _complete(
     groups: Sequence[frozenset[str]], sizes: Mapping[str, float], count: int, memory: float
 ) -> list[frozenset[str]]:
-    """``count`` groups in which each model stands. Raises ServeError if they have no room."""
+    """``count`` groups in which each model stands; if they are not found to have room, those that were searched."""
     found = _with_missing([*groups, *[frozenset[str]()] * (count - len(groups))], sizes, memory)
-    if found is not None:
+    # Without the replicas.
+    packed = _with_missing([frozenset[str]()] * count, sizes, memory, tightly=True)
+    if _hold_all(found, sizes) or not _hold_all(packed, sizes):
         return found
-    # Without the replicas: the largest model first, each to the first device with room.
-    packed = [frozenset[str]()] * count
-    for model in sorted(sizes, key=lambda one: (-sizes[one], one)):
-        for at, models in enumerate(packed):
-            if sum(sizes[name] for name in models) + sizes[model] <= memory:
-                packed[at] = models | {model}
-                break
-        else:
-            raise ServeError(
-                f"the models have {sum(sizes.values()) / GIB:.3g} GiB, and there is no room for {model} on {count} "
-                f"times {memory / GIB:.3g} GiB, with the largest ones placed first; give more or larger devices"
-            )
     # And with those replicas of the search that still have room.
     for wanted in groups:
         at = max(range(count), key=lambda one: sum(sizes[name] for name in packed[one] & wanted))
@@ -107,16 +100,23 @@ def _complete(
     return packed
 
 
+def _hold_all(groups: Sequence[frozenset[str]], sizes: Mapping[str, float]) -> bool:
+    return frozenset().union(*groups) == sizes.keys()
+
+
 def _with_missing(
-    groups: Sequence[frozenset[str]], sizes: Mapping[str, float], memory: float
-) -> list[frozenset[str]] | None:
-    """The groups, with each model that is in none put where most room is; None: there is no room."""
+    groups: Sequence[frozenset[str]], sizes: Mapping[str, float], memory: float, tightly: bool = False
+) -> list[frozenset[str]]:
+    """The groups, with each model that is in none put where most room is, or in the first with room if ``tightly``.
+
+    The largest model goes first. One for which there is no room is left out.
+    """
     found = list(groups)
     for model in sorted(sizes.keys() - frozenset().union(*found), key=lambda one: (-sizes[one], one)):
-        at = min(range(len(found)), key=lambda one: sum(sizes[name] for name in found[one]))
-        if sum(sizes[name] for name in found[at]) + sizes[model] > memory:
-            return None
-        found[at] |= {model}
+        taken = [sum(sizes[name] for name in group) for group in found]
+        possible = [at for at, used in enumerate(taken) if used + sizes[model] <= memory]
+        if possible:
+            found[possible[0] if tightly else min(possible, key=taken.__getitem__)] |= {model}
     return found
 
 

@@ -273,23 +273,6 @@ def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_befo
         assert finished([server.submit("m", 8)]) == ["CLOSED"]
 
 
-def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
-    again: list[Future] = []
-
-    def ask(answer):
-        again.append(server.submit("m", 10))
-        raise RuntimeError("from a callback")
-
-    gate = Gate()
-    with ServedByThread([model()], [{"m": gate}]) as server:
-        first, others = behind_a_gate(server, gate, 3)
-        others[0].add_done_callback(ask)
-        gate.open.set()
-        assert finished([first, *others]) == [0, 2, 4, 6]
-        until(lambda: again)
-        assert finished(again) == [20]
-
-
 @pytest.mark.parametrize("within", [math.nan, -math.inf])
 def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
     async def run():

@@ -42,6 +42,8 @@ def test_the_fastest_batch_and_what_runs_count():
     backlog.set_profile("m", Profile.linear(0.0, 1.0, 5))
     assert backlog.seconds("m", [0], 3.0) == pytest.approx(5 / 5)
     assert backlog.seconds("m", [], 3.0) == math.inf
+    backlog.set_profile("m", Profile.linear(0.0, 9.0, 1))
+    assert backlog.alone["m"] == 2.0, "the first profile leaves room for a try"
     backlog.waits("unknown")
     backlog.waits_no_more("unknown")
     assert backlog.waiting == {"m": 4, "n": 0}

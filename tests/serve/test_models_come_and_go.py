@@ -110,12 +110,6 @@ def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_re
     assert all(run.scheduler.handle(event, 13.0) == [] for event in late)
 
 
-def test_a_model_is_added_once():
-    scheduler = Scheduler([model("a")])
-    with pytest.raises(ServeError, match="model a is served already, expected another name"):
-        scheduler.handle(ModelAdded(model("a")), 0.0)
-
-
 class Slow(LocalDevice):
     """Its batches of model b wait to be let go."""
 

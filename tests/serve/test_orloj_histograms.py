@@ -1,14 +1,13 @@
 """Distributions of times, and the largest of k."""
 
 import itertools
-import math
 import random
 
 import pytest
 from hypothesis import strategies as st
 
 from benchmarks.orloj_product import largest_of_each
-from benchmarks.orloj_profiles import below_edges, cdf, cdf_before, largest, mixture, point
+from benchmarks.orloj_profiles import cdf, cdf_before, largest, mixture, point
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
 
 
@@ -47,28 +46,6 @@ def test_golden_2_the_mean_is_not_that_of_the_middles_of_bins() -> None:
     assert found.histogram.masses == (0.25, 0.75)
     assert found.mean == pytest.approx(20 / 3, rel=1e-12)
     assert found.histogram.mean == pytest.approx(6.25)
-
-
-def cdf_by_subsets(batch: list[Histogram], time: float) -> float:
-    """The integral of equation 4.8, as it is printed: its terms k F**(k-1) f are the derivatives of F**k."""
-    k = len(batch)
-    return math.fsum(
-        (-1) ** (k - size) * size**k / math.factorial(k) * (sum(cdf(one, time) for one in subset) / size) ** k
-        for size in range(1, k + 1)
-        for subset in itertools.combinations(batch, size)
-    )
-
-
-def test_golden_7_the_signed_sum_over_subsets_is_the_product() -> None:
-    rng = random.Random(7)
-    for _ in range(20):
-        batch = [
-            Histogram(tuple(sorted(rng.uniform(1, 9) for _ in range(5))), tuple(rng.random() for _ in range(4)))
-            for _ in range(3)
-        ]
-        found = largest_of_each(batch).histogram
-        for edge, below in zip(found.edges, below_edges(found), strict=True):
-            assert below == pytest.approx(cdf_by_subsets(batch, edge), abs=1e-12)
 
 
 def test_samples_fill_bins_of_equal_width_and_empty_ones_are_merged() -> None:

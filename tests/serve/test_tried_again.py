@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 
 import pytest
 
-from symphony_serve.backlog import Backlog
 from symphony_serve.delays import Delays
 from symphony_serve.messages import BatchDone, BatchTook, Dispatch, Request, RequestArrived, Suspect
 from symphony_serve.model_side import EAGER, TRY_AGAIN_S, Batching, Model
@@ -92,13 +90,3 @@ def test_a_request_that_is_too_late_by_the_first_profile_too_is_no_try():
     run.at(9.0, RequestArrived(Request(2, "m", 9.0, 9.005)))
     run.run()
     assert run.refused == {2: "LATE_ON_ARRIVAL"} and run.scheduler.profile("m").seconds(1) == pytest.approx(0.7)
-
-
-def test_the_bound_before_a_request_is_read_leaves_room_for_a_try():
-    backlog = Backlog({"m": FIRST}, {"m": SLO})
-    backlog.set_profile("m", Profile.linear(0.6, 0.1, 64))
-    assert backlog.alone["m"] == pytest.approx(0.01)
-    assert backlog.seconds("m", [0], 0.0) == pytest.approx(0.01)
-    backlog.waits("m")
-    assert backlog.seconds("m", [0], 0.0) == pytest.approx(0.71)
-    assert backlog.seconds("m", [], 0.0) == math.inf

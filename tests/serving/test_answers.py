@@ -21,10 +21,7 @@ TRIALS = ["best", "next"]
         ("POST", "/next", "next"),
         ("POST", "/next/", "next"),
         ("GET", "/", "/"),
-        ("HEAD", "/", "/"),
-        ("GET", "/healthz", "/healthz"),
         ("HEAD", "/readyz", "/readyz"),
-        ("GET", "/metrics", "/metrics"),
     ],
 )
 def test_what_is_asked_for(method, path, asked):
@@ -61,7 +58,6 @@ def test_what_there_is_not(method, path, status, allow):
     ("method", "path", "what"),
     [
         ("GET", "/v2", ("server", "", "")),
-        ("GET", "/v2/", ("server", "", "")),
         ("HEAD", "/v2/health/live", ("live", "", "")),
         ("GET", "/v2/health/ready", ("ready", "", "")),
         ("GET", "/v2/models/best", ("model", "best", "")),

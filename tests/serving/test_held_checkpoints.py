@@ -110,7 +110,8 @@ class Service:
         monkeypatch.setattr(rollouts, "kept_state", SimpleNamespace(**store))
         monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
         said = {"slo": 1.0, "max_batch": 1, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}
-        setting = SimpleNamespace(run="run", folder=str(run), stages=1, placing=None, **said)
+        known = SimpleNamespace(name="digits")
+        setting = SimpleNamespace(known=known, run="run", folder=str(run), stages=1, placing=None, **said)
         setting.loading = Loading(b"", (), (first,))
         self.rollouts = rollouts.Rollouts(setting, lambda event, **fields: None)
         model = Model(first.name, Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))

@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
 
 
 def first():
-    return Service(Version(1, "a", "run", state="serving"))
+    return Service(Version(1, "a", "run", state="serving"), name="two digits")
 
 
 def after(*events, service=None):
@@ -120,13 +120,13 @@ def test_what_comes_back_after_a_restart_takes_its_place_again(state):
 @pytest.mark.parametrize(
     ("before", "event", "said"),
     [
-        ([], Rollback(), r"only version 1 \(trial a\) is loaded, so there is nothing to go back to"),
-        ([], Promote(), "there is no canary to promote"),
+        ([], Rollback(), r"only version 1 \(trial a\) of service 'two digits' is loaded, so there is nothing"),
+        ([], Promote(), "there is no canary to promote; fluidtune serve status --name 'two digits' shows"),
         ([Deploy("b", "run")], Deploy("c", "run"), r"version 2 \(trial b\) is being deployed; wait for it"),
         (
             [Deploy("b", "run", share=0.1), Loaded(2), Measured(2)],
             Deploy("c", "run"),
-            r"version 2 \(trial b\) is a canary; first fluidtune serve promote",
+            r"version 2 \(trial b\) is a canary; fluidtune serve promote --name 'two digits'",
         ),
     ],
 )

@@ -161,7 +161,7 @@ NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J
 def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
     """Seen: a model's name or error could clear the terminal, or add a line."""
     trial = TRIAL | dict.fromkeys(("trial", "state", "why", "batching"), NAME) | {"requests": {NAME: 1}}
-    placement = {"devices": {"0": [NAME]}, "phase": NAME, "why": NAME}
+    placement = {"devices": {"0": [NAME]}, "loads": {NAME: 1}, "phase": NAME, "why": NAME}
     found = FOUND | dict.fromkeys(("state", "why", "name", "user", "url"), NAME)
     found |= {"placement": placement, "trials": [trial], "log": None}
     served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found, name=NAME)

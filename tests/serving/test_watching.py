@@ -8,9 +8,7 @@ import pytest
 
 from fluidtune.report import read_events
 from fluidtune.report.serving_report import (
-    BARS,
     Batch,
-    _joined,
     batches_png,
     is_serving,
     render_serving,
@@ -273,14 +271,3 @@ def test_the_report_of_a_service(watched, tmp_path):
 def test_the_picture_of_a_minute(tmp_path, count):
     batches = [Batch(number % 2, "ab"[number % 2], number + 1, number / 10, 0.05) for number in range(count)]
     assert batches_png(batches, 2, 60.0, tmp_path / "minute.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_long_log_has_few_bars_and_all_requests():
-    each = {"requests": {"a": {"answered": 2}, "b": {"refused: late": 1}}, "busy": 4.0, "seconds": 10.0}
-    spans = [{"t": 1010.0 + 10 * number, **each} for number in range(2 * BARS + 1)]
-    found = _joined(spans)
-    assert len(found) <= BARS
-    assert sum(one["requests"]["a"]["answered"] for one in found) == 2 * len(spans)
-    assert sum(one["seconds"] for one in found) == 10.0 * len(spans)
-    assert sum(one["busy"] for one in found) == 4.0 * len(spans)
-    assert _joined(spans[:BARS]) == spans[:BARS]

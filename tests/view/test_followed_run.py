@@ -17,6 +17,7 @@ from fluidtune.report.events import EVENT_LOG_NAME, EventDict
 from fluidtune.report.story import story_of
 from fluidtune.view import followed_run
 from fluidtune.view.followed_run import QUIET_S, FollowedRun
+from fluidtune.view.run_list import RunList
 from tests.contracts.processes import until
 from tests.report.makers import added, begin, ev, random_run, written
 from tests.report.test_summary import by_hand
@@ -149,17 +150,18 @@ def served(answered: int) -> list[EventDict]:
     return [start, ev(30, "served", seconds=10.0, busy=5.0, devices=1, **counts)]
 
 
-def test_the_service_of_a_run(tmp_path: Path) -> None:
+def test_the_services_of_a_run(tmp_path: Path) -> None:
+    """Seen: one with a name of its own was on no page."""
     log = written(tmp_path, by_hand())
     run = FollowedRun(log)
-    assert run.look()["service"] is None
-    service = written(tmp_path / "serving", served(8))
-    found = run.look()["service"]
+    assert run.look()["services"] == []
+    named, service = (written(tmp_path / where, served(8)) for where in ("serving-digits", "serving"))
+    found, other = run.look()["services"]
     assert found["state"] == "answers requests" and found["rows"][0][:3] == ["c", "0.8", "8"]
+    assert other == {**found, "name": "digits"} and RunList(named.parent).logs() == {tmp_path.name: log}
     with service.open("ab") as file:
         file.write(lines_of([ev(31, "serving_ended", seconds=11.0)]))
-    assert run.look()["service"]["state"] == "was stopped"
-    assert run.look()["service"]["rows"] == found["rows"]
+    assert run.look()["services"] == [{**found, "state": "was stopped"}, other]
 
 
 def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path) -> None:
@@ -167,13 +169,13 @@ def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path) -> None:
     log = written(tmp_path / "run", by_hand())
     written(tmp_path / "run" / "serving", served(8))
     run = FollowedRun(log)
-    assert run.look()["service"]["rows"][0][2] == "8"
+    assert run.look()["services"][0]["rows"][0][2] == "8"
     shutil.rmtree(tmp_path / "run")
-    assert run.look()["service"]["rows"][0][2] == "8"  # what was deleted stays as it was
+    assert run.look()["services"][0]["rows"][0][2] == "8"  # what was deleted stays as it was
     written(tmp_path / "run", by_hand()[:3])
-    assert run.look()["service"] is None
+    assert run.look()["services"] == []
     service = written(tmp_path / "run" / "serving", served(3))
-    assert run.look()["service"]["rows"][0][2] == "3"
+    assert run.look()["services"][0]["rows"][0][2] == "3"
     service.unlink()
     written(tmp_path / "run" / "serving", served(5))
-    assert run.look()["service"]["rows"][0][2] == "5"
+    assert run.look()["services"][0]["rows"][0][2] == "5"

@@ -83,7 +83,7 @@ function begin() {
   model = {
     head: {}, trials: [], names: new Set(), heldBy: new Map(), devices: [], drivers: [], marks: [], news: [],
     samples: [], now: 0, origin: 0, over: false, best: null, rate: 0, left: 0, trouble: "", unknown: 0, unreadable: 0, died: false,
-    service: null, opened: false,
+    services: [], opened: false,
   };
   lanes = new Map();
 }
@@ -100,7 +100,7 @@ function take(change) {
     model.trials[trial.number] = trial;
     if (open === trial.id && before) refresh(before.state !== trial.state || before.why !== trial.why);
   }
-  for (const name of ["now", "origin", "over", "best", "rate", "left", "trouble", "unknown", "unreadable", "died", "service"]) {
+  for (const name of ["now", "origin", "over", "best", "rate", "left", "trouble", "unknown", "unreadable", "died", "services"]) {
     model[name] = change[name];
   }
   for (const name of ["head", "devices", "drivers", "news", "samples"]) if (change[name]) model[name] = change[name];
@@ -159,7 +159,7 @@ function draw() {
   dirty = true;
   requestAnimationFrame(() => {
     dirty = false;
-    if (!comparing) for (const part of [drawHead, drawFigures, drawLanes, drawTable, drawLists, drawService]) part();
+    if (!comparing) for (const part of [drawHead, drawFigures, drawLanes, drawTable, drawLists, drawServices]) part();
     else drawHead();
   });
 }
@@ -680,7 +680,7 @@ function drawCurves(curve) {
   plot("widths", [steps.map(([seconds]) => seconds), steps.map(([, wide]) => wide)], [series], "time");
 }
 
-// --- what waits, what went wrong, the service
+// --- what waits, what went wrong, the services
 
 function lines(list, texts, none) {
   while (list.children.length > Math.max(1, texts.length)) list.lastChild.remove();
@@ -702,12 +702,17 @@ function drawLists() {
   lines($("news"), [...model.news].reverse().map(([at, text]) => `${duration(at)}  ${text}`), "Nothing so far.");
 }
 
-function drawService() {
-  const service = model.service;
-  $("service").hidden = !service;
-  if (!service) return;
-  put($("service-state"), `It ${service.state}. Since its start: ${service.title}.`);
-  table($("service-table"), service.columns, service.rows);
+function drawServices() {
+  const services = $("services");
+  services.hidden = !model.services.length;
+  while (services.children.length > model.services.length) services.lastChild.remove();
+  model.services.forEach((service, place) => {
+    const shown = services.children[place] || services.appendChild($("service").content.firstElementChild.cloneNode(true));
+    put(shown.querySelector("h2"), `Service ${service.name}`.trim());
+    shown.querySelector(".scroll").ariaLabel = `requests ${service.name}`.trim();
+    put(shown.querySelector("p"), `It ${service.state}. Since its start: ${service.title}.`);
+    table(shown.querySelector("table"), service.columns, service.rows);
+  });
 }
 
 // What is asked for again and again is not asked for while an answer is pending: a browser has few connections.

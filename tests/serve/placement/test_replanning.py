@@ -53,7 +53,6 @@ def test_a_model_that_nobody_asks_stands_too_and_makes_room_for_itself():
     [
         (THREE, {}, [], 9.0, "there is no device to place models on"),
         ([model("big", size=3 * GIB)], {}, [""], 2.0 * GIB, "model big has 3 GiB, and a device 2 GiB, so it fits none"),
-        (THREE, {}, [""], 2.0, "the models have .* GiB, and there is no room for c on 1 times .* GiB"),
         (THREE, {"a": 1e5}, [""], 9.0, "the rates keep 10000 devices busy, more than 1024; ask for smaller rates"),
     ],
 )
@@ -70,13 +69,12 @@ def test_what_cannot_be_placed(models, rates, held, memory, said):
     st.integers(4, 9),
     st.booleans(),
 )
-def test_each_model_stands_and_no_device_has_more_than_its_memory(sizes, rates, count, memory, over):
+def test_each_model_with_room_stands_and_no_device_has_more_than_its_memory(sizes, rates, count, memory, over):
     models = [model(name, size=float(size)) for name, size in zip("abcde", sizes, strict=False)]
-    try:
-        found, attained = placed(models, dict(zip("abcde", rates, strict=True)), [""] * count, memory, lambda: over)
-    except ServeError as error:
-        assert "no room for" in str(error) and sum(sizes) + max(sizes) > count * memory - 3 * count
-        return
+    found, attained = placed(models, dict(zip("abcde", rates, strict=True)), [""] * count, memory, lambda: over)
     of = {one.name: one.cuts[ALONE].bytes for one in models}
-    assert {name for one in found for name in one} == of.keys() and 0 <= attained <= 1
-    assert all(sum(of[name] for name in one) <= memory for one in found)
+    taken = [sum(of[name] for name in one) for one in found]
+    assert max(taken) <= memory and 0 <= attained <= 1
+    absent = of.keys() - {name for one in found for name in one}
+    assert all(used + of[name] > memory for used in taken for name in absent)
+    assert not absent or sum(sizes) + max(sizes) > count * memory - 3 * count
