@@ -360,5 +360,4 @@ def restored(
         arbiter.state.settings = Settings().changed(settings)
     for each in made:
         arbiter.handle(each, time.monotonic())
-    logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
     return arbiter, bundles
