@@ -337,11 +337,11 @@ def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Pat
 
 
 def test_the_command_prints_the_story(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand()).parent
-    done = CliRunner().invoke(cli, ["why", str(run), "c"])
-    assert done.exit_code == 0 and done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
-    assert isinstance(CliRunner().invoke(cli, ["why", str(run), "zz"]).exception, UnknownTrialError)
-    assert isinstance(CliRunner().invoke(cli, ["why", str(tmp_path / "no"), "c"]).exception, NoEventLogError)
+    """Seen: `fluidtune why 8` said "Missing argument", where `top` and `view` show the newest run."""
+    run = written(tmp_path / "ray_results" / "one", by_hand()).parent
+    for where in ([str(run)], []):
+        done = CliRunner(env={"HOME": str(tmp_path)}).invoke(cli, ["why", *where, "c"])
+        assert done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
 
 
 def test_what_a_clone_differs_in_is_said_as_json() -> None:
