@@ -303,12 +303,12 @@ def test_figures_are_printed_where_no_file_can_be_written(
     assert "could be written" in lines[0] and file in lines[0]
 
 
-def test_doctor_names_all_checks() -> None:
-    done = fluidtune("doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = ["python", "ray", "cluster", "disk (Ray)", "disk (results)", "shared memory", "torch", "gpu", "serve"]
-    for name in [*names, "mps"]:
-        assert f"  {name}: " in done.stdout
+def test_whoever_has_read_enough_gets_no_error(tmp_path: Path) -> None:
+    """Seen: `fluidtune report RUN_DIR | head -5` said that not all files could be written, and a broken pipe."""
+    written(tmp_path, random_run(1, devices=1, trials=3))
+    command = f"PYTHONPATH={ROOT} {sys.executable} -m fluidtune report . | head -1"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
 @pytest.mark.ray
