@@ -82,11 +82,14 @@ def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_erro
 
 
 @cli.command()
-@click.argument("run_dir")
+@click.argument("run_dir", required=False)
 @click.option("--html", default=None, metavar="FILE", help="Also write the page of `fluidtune view` as one file.")
 @_json_option
-def report(run_dir: str, html: str | None, as_json: bool) -> None:
-    """Summarise the run, or the service, whose event log is in RUN_DIR and draw its pictures."""
+def report(run_dir: str | None, html: str | None, as_json: bool) -> None:
+    """Summarise the run, or the service, whose event log is in RUN_DIR and draw its pictures.
+
+    Without RUN_DIR: the newest run in ~/ray_results.
+    """
     from rich.console import Console
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
@@ -94,7 +97,7 @@ def report(run_dir: str, html: str | None, as_json: bool) -> None:
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
     from fluidtune.report.summary import left_out
 
-    log = find_log(run_dir)
+    log = find_log(run_dir, newest=run_dir is None)
     console = Console()
     events = read_events(log)
     if is_serving(events):
@@ -193,22 +196,26 @@ def trial(act: Any, run_dir: str, trial: str, pairs: tuple[str, ...], from_check
 
 
 @cli.command()
-@click.argument("run_dir")
+@click.argument("run_dir", nargs=-1, metavar="[RUN_DIR]")
 @click.argument("trial")
 @_json_option
-def why(run_dir: str, trial: str, as_json: bool) -> None:
+def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
     """Tell the story of TRIAL: where it ran, each change of its width and why, what went wrong, and its end.
 
-    RUN_DIR is the directory of its run. TRIAL is its id, the beginning or the end of its id, such as 8, or its name.
+    RUN_DIR is the directory of its run. Without it: the newest in ~/ray_results. TRIAL is its id, the beginning or the
+    end of its id, such as 8, or its name.
     """
     from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import versioned
+    from fluidtune.report.run_logs import find_log
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial
 
-    fold = fold_of(run_dir)
+    if len(run_dir) > 1:
+        raise FluidTuneError(f"expected RUN_DIR and TRIAL, got {len(run_dir) + 1} words")
+    fold = fold_of(find_log(run_dir[0] if run_dir else None, newest=not run_dir))
     found = find_trial(fold, trial)
     story = story_of(fold, found)
     if as_json:
@@ -327,19 +334,18 @@ def node_start(options: tuple[str, ...]) -> None:
     start_node(options)
 
 
-@cli.command()
-@click.argument("words", nargs=-1, metavar="[PAGE|WORD ...]")
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, metavar="[PAGE|WORD ...]", type=click.UNPROCESSED)
 def docs(words: tuple[str, ...]) -> None:
     """Show a page of the documentation, or the sections that have all WORDs. Without words: list the pages.
 
     The pages are those of this version; no network is needed.
     """
     from rich.console import Console
-    from rich.markdown import Markdown
 
-    from fluidtune.commands.docs import told
+    from fluidtune.commands.docs import Page, told
 
-    Console().print(Markdown(told(words), hyperlinks=False))
+    Console().print(Page(told(words), hyperlinks=False))
 
 
 for group in (arbiter, serve):
@@ -360,8 +366,9 @@ def main() -> None:
             options = [name for option in run.params for name in option.opts if name.startswith("-")]
             hint = [f"fluidtune run {name}" for name in get_close_matches(error.option_name, options)]
         nearest = f"; did you mean {hint[0]}?" if hint else ""
-        if not hint and error.ctx is not None and error.ctx.command is run:
-            nearest = f"; an option of the script goes after it: fluidtune run SCRIPT {error.option_name}"
+        if error.ctx is not None and error.ctx.command is run:
+            goes = f"an option of the script goes after it: fluidtune run SCRIPT {error.option_name}"
+            nearest += f" Or: {goes}" if hint else f"; {goes}"
         click.echo(f"fluidtune: there is no option {error.option_name}{nearest}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +60,6 @@ def test_version_and_help() -> None:
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("top --json served", "served is the log of a service; type: fluidtune serve status --json"),
-        ("plan no_event_log", "is not a FluidTune event log: line 1"),
-        ("view no_event_log", "is not a FluidTune event log: line 1"),
         ("view run --port 70000", "port 70000 cannot be had: it is no port; give another --port"),
     ],
 )
@@ -261,21 +258,19 @@ def test_a_script_that_calls_neither_run_nor_tuner(ending: str, tmp_path: Path) 
     "words, nearest",
     [
         (["run", "--devcies", "gpu:1"], "--devices"),
-        (["run", "--devices=cpu:1", "--max-packng", "2"], "--max-packing"),
         (["--devcies", "gpu:1"], "fluidtune run --devices"),
     ],
 )
 def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()
-    wrong = next(word for word in words if word in ("--devcies", "--max-packng"))
-    refused(*words, str(script), mentions=f"there is no option {wrong}; did you mean {nearest}?")
+    refused(*words, str(script), mentions=f"there is no option --devcies; did you mean {nearest}?")
 
 
 def test_an_option_of_the_script_before_the_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").touch()
-    goes = "there is no option --epochs; an option of the script goes after it: fluidtune run SCRIPT --epochs"
-    refused("run", "--devices", "cpu:1", "--epochs", "3", "script.py", mentions=goes, cwd=tmp_path)
+    goes = "--name; did you mean --lanes? Or: an option of the script goes after it: fluidtune run SCRIPT --name"
+    refused("run", "--devices", "cpu:1", "--name", "3", "script.py", mentions=goes, cwd=tmp_path)
 
 
 def test_a_plan_leaves_out_what_cannot_hold_a_trial(tmp_path: Path) -> None:
@@ -309,13 +304,12 @@ def test_figures_are_printed_where_no_file_can_be_written(
     assert "could be written" in lines[0] and file in lines[0]
 
 
-def test_doctor_names_all_checks() -> None:
-    done = fluidtune("doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = ["python", "ray", "cluster", "disk (Ray)", "disk (results)", "shared memory", "torch", "gpu", "serve"]
-    for name in [*names, "mps"]:
-        assert f"  {name}: " in done.stdout
-    assert ("--    mps: " in done.stdout) is (shutil.which("nvidia-cuda-mps-control") is None)
+def test_whoever_has_read_enough_gets_no_error(tmp_path: Path) -> None:
+    """Seen: `fluidtune report RUN_DIR | head -5` said that not all files could be written, and a broken pipe."""
+    written(tmp_path, random_run(1, devices=1, trials=3))
+    command = f"PYTHONPATH={ROOT} {sys.executable} -m fluidtune report . | head -1"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
 @pytest.mark.ray

@@ -45,8 +45,8 @@ class Tally:
     #: GPUs that stayed with their holder although another app would have got them.
     overridden: int = 0
 
-    def add(self, number: int, outcome: Outcome) -> None:
-        """Count round ``number`` and log its auction."""
+    def add(self, outcome: Outcome) -> None:
+        """Count a round."""
         self.leftovers += len(outcome.leftovers)
         self.overridden += len(outcome.overridden)
         clearing = outcome.clearing
@@ -58,15 +58,6 @@ class Tally:
         self.contested += len(won) > 1
         self.won += sum(won.values())
         self.kept += sum(kept.values())
-        paid = clearing.payment
-        bids = ", ".join(f"{app} kept {kept[app]} of {won[app]} (c = {paid[app]:.3g})" for app in sorted(won))
-        logger.info(
-            "themis: round %d: %s; %d leftover, %d stay with their holder",
-            number,
-            bids or "no bids",
-            len(outcome.leftovers),
-            len(outcome.overridden),
-        )
 
 
 class Auctioneer:
@@ -156,7 +147,7 @@ class Auctioneer:
             # If this round were not ended, no other one could ever be.
             logger.exception("themis: round %d failed; nothing is leased in it", state.rounds)
             self.failed += 1
-        self.tally.add(state.rounds, outcome)
+        self.tally.add(outcome)
         for gpu in (*aside, *rest):
             self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu), gpu in recalled)
         for app in sorted(state.gangs()):

@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
+
 from fluidtune.errors import FluidTuneError
 
 PAGES = Path(__file__).parents[1] / "docs"
@@ -27,8 +31,16 @@ def told(words: tuple[str, ...], pages: Path = PAGES) -> str:
     if len(words) == 1 and named:
         return _page(pages, page if page in named else named[0])
     wanted = [word.lower() for word in " ".join(words).split()]
+    # The index has the pages for users first, and those on how it works later.
+    places = {name: place for place, (_, names) in enumerate(_lists(pages)) for name in names}
     found = [
-        (-sum(word in heading.lower() for word in wanted), -sum(map(text.lower().count, wanted)), name, heading)
+        (
+            -sum(word in heading.lower() for word in wanted),
+            places.get(name, len(places)),
+            -sum(map(text.lower().count, wanted)),
+            name,
+            heading,
+        )
         for name in _names(pages)
         for heading, text in _sections(pages, name)
         if all(word in text.lower() for word in wanted)
@@ -39,20 +51,48 @@ def told(words: tuple[str, ...], pages: Path = PAGES) -> str:
     return "\n".join([*lines, *([f"\n{len(found) - MOST} more"] if len(found) > MOST else [])])
 
 
+class Page(Markdown):
+    """A page in a terminal, which cuts nothing."""
+
+    class _Table(TableElement):
+        """Rich cuts a word that is longer than its column; here it goes on in the next line."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for table in super().__rich_console__(console, options):
+                assert isinstance(table, Table)
+                for column in table.columns:
+                    column.overflow = "fold"
+                yield table
+
+    elements = {**Markdown.elements, "table_open": _Table}  # noqa: RUF012
+
+
 def _page(pages: Path, name: str) -> str:
-    """The page. A link to another page is that one's name, which this command takes."""
+    """The page without what only a site can show. A link to another page is that one's name, a file has its path."""
     text = (pages / f"{name}.md").read_text()
-    return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: os.path.normpath(f"{name}/../{found[1]}"), text)
+    text = re.sub(r"^```\{.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"!\[([^]]*)\]\([^)]*\)", r"(A picture: \1)", text)
+    text = re.sub(r"\{download\}`([^<]*)\s<(.*?)>`", lambda at: f"{at[1]} (`{_beside(pages / name, at[2])}`)", text)
+    return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: _beside(name, found[1]), text)
+
+
+def _beside(name: Path | str, path: str) -> str:
+    return os.path.normpath(f"{name}/../{path}")
 
 
 def _contents(pages: Path) -> str:
     """The lists of the index, with each page's title."""
     lines = ["`fluidtune docs PAGE` shows a page, `fluidtune docs WORD ...` finds sections."]
-    index = (pages / "index.md").read_text()
-    for caption, body in re.findall(r"```\{toctree\}\n:caption: (.+)\n.*\n\n([^`]+)```", index):
-        names = [name for name in body.split() if (pages / f"{name}.md").is_file()]
+    for caption, names in _lists(pages):
         lines += [f"\n## {caption}\n", *(f"- `{name}`: {next(_sections(pages, name), (name,))[0]}" for name in names)]
     return "\n".join(lines)
+
+
+def _lists(pages: Path) -> Iterator[tuple[str, list[str]]]:
+    """The caption of each list of the index, and the names of its pages."""
+    index = (pages / "index.md").read_text()
+    for caption, body in re.findall(r"```\{toctree\}\n:caption: (.+)\n.*\n\n([^`]+)```", index):
+        yield caption, [name for name in body.split() if (pages / f"{name}.md").is_file()]
 
 
 def _names(pages: Path) -> list[str]:

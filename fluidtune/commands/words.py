@@ -39,11 +39,12 @@ def write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
     apart: say so on stderr, because what was printed is for a program.
     """
     try:
-        for path in files():
-            click.echo(f"wrote {path}", err=apart)
+        paths = list(files())
     except OSError as error:
         click.echo(f"fluidtune: not all files of this command could be written: {error}", err=True)
         sys.exit(1)
+    for path in paths:
+        click.echo(f"wrote {path}", err=apart)
 
 
 def device_counts(sizes: str) -> list[int]:

@@ -45,7 +45,8 @@ def cluster_of_jobs(address: str = "auto") -> str | None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
-        remedy = "it has ended; `ray stop` forgets its address" if found_by_ray else "start it, or name another"
+        ended = "it has ended; `ray stop` forgets its address, and ends all that you run of Ray on this machine"
+        remedy = ended if found_by_ray else "start it, or name another"
         said = f"does not answer ({error}): {remedy}"
         raise FluidTuneError(f"the Ray cluster at {_named(address, found)} {said}") from None
     told = _answer(found, found_by_ray)

@@ -38,8 +38,8 @@ _STATE = "experiment_state-"
 _CALLBACKS = "callback-states-"
 #: Under what the state has the searcher's files of the same snapshot: name -> base64 of zlib's bytes.
 _BESIDE = "fluidtune_beside"
-#: What the state's file is named, while it is stored: Tune writes the next one meanwhile.
-_KEPT = f"{_BEFORE}state.stored"
+#: What the name of the state's file begins with, while it is stored: Tune writes the next one meanwhile.
+_KEPT = f"{_BEFORE}stored-"
 #: Bytes of the state that are in memory at a time.
 _PIECE = 1 << 20
 #: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
@@ -84,6 +84,8 @@ def remove_partial(folder: Path) -> None:
                 left.unlink()
 
 
+#: Files of a run's folder by name, the run's state last: time and size, and what is in it, or the path of a copy.
+_State = dict[str, tuple[tuple[int, int], bytes | str]]
 #: Called when Tune has written its state. What it returns is called, in another thread, when that is stored (True), or
 #: the storage could not take it.
 OnState = Callable[[], Callable[[bool], None]]
@@ -117,8 +119,8 @@ def _pieces(run: str, beside: Mapping[str, bytes]) -> Iterator[bytes]:
     """
     kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}
     last = f', "{_BESIDE}": {json.dumps(kept)}}}'.encode() if kept else b""
-    left = os.path.getsize(run) - (len(b"}") if kept else 0)
     with open(run, "rb") as file:
+        left = os.fstat(file.fileno()).st_size - (len(b"}") if kept else 0)
         while piece := file.read(min(left, _PIECE)):
             left -= len(piece)
             yield piece
@@ -139,34 +141,34 @@ class _WholeFiles(_FilesystemSyncer):
         #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
+        #: The run's folder, and how many of its states were taken.
+        self._run, self._states = "", 0
 
     def _sync_up_command(self, local_path: str, uri: str, exclude: list[str] | None = None) -> Any:
         """Tune calls it at once when it has written its state, and runs what is returned in a thread."""
         if exclude or not os.path.isdir(local_path):
             return super()._sync_up_command(local_path, uri, exclude)
-        names = [each.name for each in os.scandir(local_path) if each.is_file()]
-        if not any(name.startswith((_STATE, _KEPT)) for name in names):
+        names = [each.name for each in os.scandir(local_path) if each.is_file() and not each.name.startswith(_KEPT)]
+        if any(name.startswith(_STATE) for name in names):
+            self._run = local_path
+        if local_path != self._run:
             return self._store, {"folder": local_path, "to": uri, "state": None}
-        names = [name for name in names if name != _KEPT]
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
-        run = next((name for name in changed if name.startswith(_STATE)), None)
+        # A restored run has those of the drivers before as well. Their names have the time.
+        run = max((name for name in changed if name.startswith(_STATE)), default=None)
+        state: _State = {each: (of, Path(local_path, each).read_bytes()) for each, of in changed.items() if each != run}
         if run is not None:
-            os.replace(os.path.join(local_path, run), os.path.join(local_path, _KEPT))
-        state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items() if name != run}
+            self._states += 1
+            kept = os.path.join(local_path, f"{_KEPT}{self._states}")
+            os.replace(os.path.join(local_path, run), kept)
+            state[run] = changed[run], kept
         stored = None if self._on_state is None else self._on_state()
-        return self._store, {"folder": local_path, "to": uri, "state": state, "run": run, "stored": stored}
+        return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
-    def _store(
-        self,
-        folder: str,
-        to: str,
-        state: dict[str, tuple[tuple[int, int], bytes]] | None,
-        run: str | None = None,
-        stored: Callable[[bool], None] | None = None,
-    ) -> None:
+    def _store(self, folder: str, to: str, state: _State | None, stored: Callable[[bool], None] | None = None) -> None:
         """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's.
 
-        ``run``: what the state's file is to be named. ``stored``: as `OnState` says.
+        ``stored``: as `OnState` says.
         """
         if state is None:
             self._copy_changed(folder, to, below=False)
@@ -174,16 +176,20 @@ class _WholeFiles(_FilesystemSyncer):
         done = False
         try:
             self._copy_changed(folder, to, below=True)
+            beside = {name: content for name, (_, content) in state.items() if isinstance(content, bytes)}
             for name, (mark, content) in state.items():
-                write_whole(content, self.storage_filesystem, os.path.join(to, name))
+                session = os.path.splitext(name)[0].removeprefix(_STATE)
+                own = (each for each in beside if session in each and not each.startswith((_STATE, _CALLBACKS)))
+                whole = (
+                    content if isinstance(content, bytes) else _pieces(content, {each: beside[each] for each in own})
+                )
+                write_whole(whole, self.storage_filesystem, os.path.join(to, name))
                 self._stored[os.path.join(folder, name)] = mark
-            if run is not None:
-                session = os.path.splitext(run)[0].removeprefix(_STATE)
-                own = {name: state[name][1] for name in state if session in name and not name.startswith(_CALLBACKS)}
-                pieces = _pieces(os.path.join(folder, _KEPT), own)
-                write_whole(pieces, self.storage_filesystem, os.path.join(to, run))
             done = True
         finally:
+            for _, content in state.values():
+                if isinstance(content, str):
+                    os.remove(content)
             state.clear()  # the syncer keeps what it was given until the next time
             if stored is not None:
                 stored(done)
@@ -231,4 +237,11 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
-        return {**super().__getstate__(), "_current_cmd": None, "_on_state": None, "_stored": {}, "_folders": set()}
+        return {
+            **super().__getstate__(),
+            "_current_cmd": None,
+            "_on_state": None,
+            "_stored": {},
+            "_folders": set(),
+            "_run": "",
+        }

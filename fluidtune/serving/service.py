@@ -168,7 +168,8 @@ def serve(
         placing, loading, run = None, Loading.of(load, trials, beside), run_directory(results)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     if token is None and not no_token and not is_of_this_machine(host):
-        raise FluidTuneError(f"other machines reach host {host!r}: give a token, or no_token if all of them may ask")
+        remedy = "give a token, or no_token if all of them may ask (--token FILE, --no-token)"
+        raise FluidTuneError(f"other machines reach host {host!r}: {remedy}")
     former = one_of(Batching, "batching", batching)
     if stages != 1 or stage_memory is not None:
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)

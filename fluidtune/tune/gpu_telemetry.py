@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
@@ -20,14 +20,16 @@ logger = logging.getLogger(__name__)
 class GpuTelemetry:
     """Writes into the event log and the metrics, and warns the user once. ``job``: the job's name in the metrics."""
 
-    def __init__(self, job: str, log: JobLog, gauge: Callable[..., Gauge] = Gauge):
+    def __init__(self, job: str, log: JobLog):
         self._job = job
         self._log = log
-        of = ("experiment", "device")
-        self._utilisation = gauge("fluidtune_gpu_utilisation", "Part of the time that a GPU computes", of)
-        self._memory = gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", of)
-        of = ("experiment", "worker")
-        self._worker_memory = gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", of)
+        self._utilisation = Gauge(
+            "fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("experiment", "device")
+        )
+        self._memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("experiment", "device"))
+        self._worker_memory = Gauge(
+            "fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("experiment", "worker")
+        )
         #: Device -> when a sample of it was last recorded (monotonic clock). Every trial of a device brings samples.
         self._recorded: dict[int, float] = {}
         #: Device -> the product name of its GPU; None: a warning has named several kinds.

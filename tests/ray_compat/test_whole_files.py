@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -112,6 +113,19 @@ def test_a_state_is_not_stored_before_the_logs_it_knows_of(tmp_path: Path) -> No
     written(here, "33 results", state="knows of 33")
     brought(syncer, here, str(there))
     assert (there / "experiment_state-1.json").read_text() == "knows of 33"
+
+
+def test_the_newest_state_has_the_searchers_and_comes_last_where_older_ones_are(tmp_path: Path) -> None:
+    """Seen: after a restore, which brings all states, an older one was taken for the run's."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    for session in "231":
+        (here / f"experiment_state-{session}.json").write_text(f'{{"run": {session}}}')
+        (here / f"searcher-state-{session}.pkl").write_text(session)
+    brought(stored(tmp_path).syncer, here, str(there))
+    states = [json.loads((there / f"experiment_state-{session}.json").read_text()) for session in "123"]
+    assert [sorted(each) for each in states] == [["run"], ["run"], ["fluidtune_beside", "run"]]
+    assert not [each for each in here.iterdir() if each.name.startswith(".")]
 
 
 def test_what_has_not_changed_is_not_copied_again(tmp_path: Path) -> None:

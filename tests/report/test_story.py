@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluidtune.cli import cli
 from fluidtune.engine import Reason, Why, because
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.fold import Holdings
@@ -332,6 +334,14 @@ def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Pat
         find_log(tmp_path)
     with pytest.raises(NoEventLogError, match=rf"no directory '{run}/x/y'; '{run}/x' has no runs"):
         find_log(run / "x" / "y")
+
+
+def test_the_command_prints_the_story(tmp_path: Path) -> None:
+    """Seen: `fluidtune why 8` said "Missing argument", where `top` and `view` show the newest run."""
+    run = written(tmp_path / "ray_results" / "one", by_hand()).parent
+    for where in ([str(run)], []):
+        done = CliRunner(env={"HOME": str(tmp_path)}).invoke(cli, ["why", *where, "c"])
+        assert done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
 
 
 def test_what_a_clone_differs_in_is_said_as_json() -> None:

@@ -312,5 +312,4 @@ def restored(
         arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     if not data:
         arbiter.state.settings = Settings().changed(settings)
-    logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
     return arbiter
