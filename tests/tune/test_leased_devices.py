@@ -13,7 +13,7 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
-from fluidtune.tune import arbiter_progress
+from fluidtune.tune import arbiter_progress, device_setup
 from fluidtune.tune.arbiter_progress import JobProgress
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 from tests.engine.helpers import resize
@@ -372,3 +372,18 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     # 8 s are left.
     assert asked(0, 1) == 2
     assert valuation(progress, 1.0, 8).finish([gpu(k) for k in range(8)]) == pytest.approx(8.0)
+
+
+def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
+    plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
+    setup = SimpleNamespace(layout=plan, most_devices=None, on_demand=False)
+    users = []
+    monkeypatch.setattr(
+        "themis_bridge.shell.tenant.Tenant", lambda *a, user, **k: users.append(user) or FakeTenant("x")
+    )
+    monkeypatch.setattr(device_setup, "user_of_job", lambda named: named or "anna")
+    for named in (None, "bert"):
+        settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None, user=named)
+        job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
+        device_setup.hold_devices(job, settings, "app", 1)
+    assert users == ["anna", "bert"]
