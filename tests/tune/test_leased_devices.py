@@ -377,13 +377,13 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
 def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
     plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
     setup = SimpleNamespace(layout=plan, most_devices=None, on_demand=False)
-    users = []
+    made = []
     monkeypatch.setattr(
-        "themis_bridge.shell.tenant.Tenant", lambda *a, user, **k: users.append(user) or FakeTenant("x")
+        "themis_bridge.shell.tenant.Tenant", lambda *a, **k: made.append(FakeTenant(*a, **k)) or made[-1]
     )
     monkeypatch.setattr(device_setup, "user_of_job", lambda named: named or "anna")
     for named in (None, "bert"):
         settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None, user=named)
         job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
         device_setup.hold_devices(job, settings, "app", 1)
-    assert users == ["anna", "bert"]
+    assert [tenant.user for tenant in made] == ["anna", "bert"]
