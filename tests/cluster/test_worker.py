@@ -147,7 +147,7 @@ def away(folder: str) -> list[Any]:
     The last commit is of iteration 2.
     """
     train(hosting(folder), 3)
-    commit_stores.PAUSES_S = (0.0, 0.0)
+    commit_stores.insist.__defaults__ = ((0.0, 0.0),)
     found: list[Any] = []
     for fails, delivered in ((3, 3), (2, 3), (3, 0)):
         files = Failing()
