@@ -106,7 +106,7 @@ def replies(worker: Worker, count: int) -> list[IterationReply]:
         found.append(worker.train())
         if found[-1].anew is not None or "loss" not in found[-1].result:
             break
-        store = session_here()._commits._store
+        store = session_here()._commits.store
         assert store is not None
         store._budget = 1e9
         store.flush()

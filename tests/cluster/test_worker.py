@@ -103,7 +103,7 @@ def session_here() -> ElasticSession:
 
 def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[str, Any]]:
     """The results of ``iterations`` iterations. If ``commits``, a commit goes before each of them."""
-    store = session_here()._commits._store
+    store = session_here()._commits.store
     assert store is not None
     store._budget = 1e9 if commits else -1.0
     results = []
@@ -221,7 +221,7 @@ def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     assert isinstance(worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)), GroupFacts)
     worker.train()
     reply = worker.train()
-    store = session_here()._commits._store
+    store = session_here()._commits.store
     assert store is not None and store.flush()
     sent_again = worker.train().facts.streams
     # The pipe moves the streams' tensor into shared memory, under the hands of whoever still writes it into a commit.
