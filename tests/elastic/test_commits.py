@@ -92,10 +92,8 @@ def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
 
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
-    "cut in the head": lambda data: data[:20],
     "empty": lambda data: b"",
     "one bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
-    "swapped": lambda data: data[:8] + (99).to_bytes(8, "little") + data[16:],
     "format FLUIDCM3": lambda data: b"FLUIDCM3" + data[8:],  # seen: commits of another version were called damaged
     "another mark": lambda data: data.replace(b'"f"', b'"g"', 1),
     "foreign": lambda data: b"another program's file, which is long enough to have a head of its own" * 9,

@@ -127,7 +127,7 @@ class TrialState:
         Raises:
             ValueError: it is the state of other objects.
         """
-        state = self._restored(snapshot, self._device)
+        state = self.readable(snapshot, self._device)
         have, want = _counts(self.now()), _counts(state)
         if have != want:
             raise ValueError(
@@ -160,17 +160,14 @@ class TrialState:
             "streams": capture_streams(self._gpu),
         }
 
-    def readable(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What a snapshot holds, as new objects on the CPU. Raises ValueError as `load`."""
-        return self._restored(snapshot, torch.device("cpu"))
+    def readable(self, snapshot: Snapshot, device: str | torch.device = "cpu") -> dict[str, Any]:
+        """What a snapshot holds, as new objects. ``device``: see `restored`. Raises ValueError as `load`."""
+        found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, torch.device(device), self.now())
+        return found
 
     def close(self) -> None:
         """Let go of the objects; idempotent."""
         self._gradients.close()
-
-    def _restored(self, snapshot: Snapshot, device: torch.device) -> dict[str, Any]:
-        found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, device, like=self.now())
-        return found
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
