@@ -54,14 +54,24 @@ _session: ElasticSession | LazySession | None = None
 
 
 def use(session: ElasticSession | LazySession | None) -> None:
-    """Make this the process' session; None: it has none."""
+    """Make this the process' session; None: it has none.
+
+    Raises:
+        RuntimeError: another session is in use.
+    """
     global _session
+    if session is not None and _session is not None and _session is not session:
+        raise RuntimeError("the session of another trial is in use in this process: call elastic.use(None) first")
     _session = session
 
 
 def current() -> ElasticSession | None:
     """The session in use in this process, or None. A `LazySession` wakes by this call, in this thread."""
     global _session
-    if isinstance(_session, LazySession):
-        _session = _session.wake()
-    return _session
+    session = _session
+    if not isinstance(session, LazySession):
+        return session
+    made = session.wake()
+    if _session is session:  # the host has not put it away meanwhile
+        _session = made
+    return made

@@ -167,18 +167,6 @@ def momentum(report: Report) -> Any:
     return model.state_dict()
 
 
-def adam_and_schedule(report: Report) -> Any:
-    model, _, loader = parts()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    elastic.prepare(model, optimizer, scheduler, loader)
-    for _ in elastic.epochs(0, EPOCHS):
-        loss = sum(step(model, optimizer, x, y) for x, y in loader)
-        scheduler.step()
-        report(loss=loss, rate=scheduler.get_last_lr()[0])
-    return model.state_dict()
-
-
 def loader_with_generator(report: Report) -> Any:
     model, optimizer, loader = elastic.prepare(*parts(generator=torch.Generator().manual_seed(3)))
     for _ in elastic.epochs(0, EPOCHS):
@@ -326,7 +314,6 @@ def reports_twice(report: Report) -> Any:
 
 WHOLE = [
     momentum,
-    adam_and_schedule,
     loader_with_generator,
     counter_in_state,
     scaled,

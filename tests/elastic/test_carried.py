@@ -10,12 +10,11 @@ import time
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from fluidtune import elastic
 from fluidtune.elastic.commits.carried import Carried, read_first
 
-from .kept_loops import EPOCHS, data, net, parts, step
+from .kept_loops import EPOCHS, net, parts, step
 from .restarts import Trial, same
 
 SEEN: list[list[str]] = []
@@ -232,19 +231,6 @@ def bars_and_meters(report):
     return model.state_dict()
 
 
-def with_a_teacher_and_a_test(report):
-    model, optimizer, loader = elastic.prepare(*parts())
-    teacher = net().eval()
-    names = {"tests": DataLoader(data(), 12)}
-    for epoch in elastic.epochs(0, EPOCHS):
-        for x, _ in loader:
-            step(model, optimizer, x, teacher(x).detach())
-        with torch.no_grad():
-            tested = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in names["tests"]]
-        report(loss=sum(tested), rate=optimizer.param_groups[0]["lr"] * (epoch + 1))
-    return model.state_dict()
-
-
 def wrapped(report):
     """Other variables stand for what was prepared."""
     model, optimizer, loader = elastic.prepare(*parts())
@@ -290,7 +276,7 @@ def a_class_with_a_counter(report):
 
 @pytest.mark.parametrize(
     "loop",
-    [clocks, bars_and_meters, with_a_teacher_and_a_test, wrapped, a_class_of_its_own],
+    [clocks, bars_and_meters, wrapped, a_class_of_its_own],
     ids=lambda loop: loop.__name__,
 )
 def test_what_looks_like_state_of_the_loops_own_is_no_reason_to_begin_anew(loop, tmp_path):

@@ -92,23 +92,23 @@ def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
 
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
-    "cut in the head": lambda data: data[:20],
     "empty": lambda data: b"",
     "one bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
-    "swapped": lambda data: data[:8] + (99).to_bytes(8, "little") + data[16:],
+    "format FLUIDCM3": lambda data: b"FLUIDCM3" + data[8:],  # seen: commits of another version were called damaged
     "another mark": lambda data: data.replace(b'"f"', b'"g"', 1),
     "foreign": lambda data: b"another program's file, which is long enough to have a head of its own" * 9,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found_and_what_is_before_it_taken(tmp_path, damage):
+def test_damage_is_found_and_what_is_before_it_taken(tmp_path, damage, caplog):
     store = store_in(tmp_path)
     for iteration in (1, 2, 5):
         keep(store, iteration)
     path = tmp_path / "commit-2"
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert loaded(tmp_path) == (2, (1, 2))
+    assert ("another version" in caplog.text) == (damage == "format FLUIDCM3")
     keep(store_in(tmp_path), 3)  # takes the place of the damaged one
     assert loaded(tmp_path) == (3, (2, 3))
     path = tmp_path / "commit-1"  # the first of the pair

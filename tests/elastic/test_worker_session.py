@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
+import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, LazySession, LeaderSession
@@ -59,3 +63,26 @@ def test_a_lazy_session_that_sleeps_has_no_boundaries():
     assert session.facts() == GroupFacts()
     with pytest.raises(RuntimeError, match="has not called"):
         session.boundary(0)
+
+
+def test_a_session_is_put_away_before_another_is_used():
+    # Seen: a loop that still ran committed into the trial that came after its own.
+    elastic.use(LazySession(lambda: ElasticSession(trial="t")))
+    for _ in range(2):  # asleep and awake
+        with pytest.raises(RuntimeError, match=r"use\(None\)"):
+            elastic.use(ElasticSession(trial="u"))
+        assert elastic.current().trial == "t"
+    elastic.use(None)
+    elastic.use(LazySession(lambda: elastic.use(None) or ElasticSession(trial="t")))
+    assert elastic.current().trial == "t" and elastic.current() is None
+
+
+def test_what_torch_holds_of_a_trial_ends_with_its_session():
+    # Seen: with `reuse_actors=True`, the memory of each trial's model stayed taken on the GPU.
+    model = torch.nn.Linear(2, 1)
+    session, gone = ElasticSession(trial="t"), weakref.ref(model.weight)
+    session.prepare(model)
+    session.close()
+    del session, model
+    gc.collect()
+    assert gone() is None

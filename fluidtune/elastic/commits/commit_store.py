@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import pickle
+import re
 import threading
 import time
 from collections import deque
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # processes that commit nothing need no torch
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"FLUIDCM3"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
+_MAGIC = b"FLUIDCM4"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
 _SLOTS = ("commit-0", "commit-1", "commit-2")
 _VERDICT = "verdict"
 
@@ -359,7 +360,10 @@ class CommitStore:
                 continue
             whole = _opened(data)
             if whole is None:
-                log.warning("commit %s/%s is not whole (%d bytes): passed over", self._folder, name, len(data))
+                was = data[: len(_MAGIC)]
+                foreign = was != _MAGIC and re.fullmatch(rb"FLUIDCM\d", was)
+                why = f"is of another version of FluidTune (format {was.decode()})" if foreign else "is not whole"
+                log.warning("commit %s/%s %s (%d bytes): passed over", self._folder, name, why, len(data))
                 continue
             said, _, payload = whole.partition(b"\n")
             found.append((name, _Mark(**json.loads(said)), payload))

@@ -17,7 +17,12 @@ class Accumulated:
         #: By id, the parameters with gradients that no step has taken.
         self._unfinished: set[int] = set()
         # Of each optimizer: some wrap the one that was prepared, or are wrapped by it, as those of SAM and Lookahead.
-        register_optimizer_step_post_hook(self._on_step)
+        self._hooks = [register_optimizer_step_post_hook(self._on_step)]
+
+    def close(self) -> None:
+        """Watch nothing any more; idempotent. Until then torch holds this object, and so all parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     def watch(self, parameter: torch.Tensor) -> bool:
         """Watch one parameter, frozen or not; False if it is watched already."""
@@ -30,7 +35,7 @@ class Accumulated:
             parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
         except RuntimeError:  # integers never learn, nor what was made in inference mode
             return True
-        parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
         parameter.requires_grad_(not frozen)
         return True
 

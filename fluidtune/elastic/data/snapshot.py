@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +30,7 @@ from .plain_state import Drawing
 class Snapshot:
     """``skeleton``: the pickle. ``classes``: by module and name, those that no import finds, as bytes.
 
-    ``tensors``: by number, copies on the CPU; ``on_gpu``: by number, whether the tensor was on a GPU.
+    ``tensors``: by number, copies on the CPU; ``on_gpu``: of the first, which are `placed`, whether each was on a GPU.
     """
 
     skeleton: bytes
@@ -39,16 +39,17 @@ class Snapshot:
     on_gpu: list[bool]
 
 
-def taken(state: Any, prepared: Sequence[Any], pickling: ModuleType) -> Snapshot:
+def taken(state: Any, prepared: Sequence[Any], pickling: ModuleType, placed: Sequence[Any] = ()) -> Snapshot:
     """The state as it is now. It raises what pickling the state raises.
 
     ``prepared``: the objects that have names, in the order in which the loop prepares them. ``pickling``: a module like
-    `pickle`; that of the host also writes what is defined in the script itself.
+    `pickle`; that of the host also writes what is defined in the script itself. ``placed``: the parts of the state that
+    come back to the GPU if they are on one.
     """
     names = _Names(prepared)
-    skeleton = dumped(state, names.name_of, pickling)
+    skeleton = dumped((placed, names, state), names.name_of, pickling)
     classes = {name: pickling.dumps(each) for name, each in names.classes.items()}
-    return Snapshot(skeleton, classes, copies(names.tensors), [tensor.is_cuda for tensor in names.tensors])
+    return Snapshot(skeleton, classes, copies(names.tensors), [each.is_cuda for each in names.tensors[: names.placed]])
 
 
 def restored(
@@ -56,7 +57,7 @@ def restored(
 ) -> Any:
     """The state, with what this process has by the names in it. ``prepared``, ``pickling``: see `taken`.
 
-    ``device``: where those of its tensors come that were on a GPU. ``like``: the state of this process, as it is now.
+    ``device``: where the ``placed`` come that were on a GPU. ``like``: the state of this process, as it is now.
 
     Raises:
         ValueError: the loop has not prepared what the state refers to.
@@ -70,6 +71,8 @@ def restored(
         kind, *where = name
         if kind == "tensor":
             return tensors[where[0]]
+        if kind == "end of the placed":
+            return None
         if kind == "class":
             return own.classes.get((where[0], where[1])) or pickle.loads(snapshot.classes[where[0], where[1]])
         if where[0] >= len(prepared):
@@ -81,14 +84,18 @@ def restored(
             return owner.get_parameter(where[1])
         return owner.generator if kind == "generator" else owner
 
-    return loaded(snapshot.skeleton, find)
+    return loaded(snapshot.skeleton, find)[2]
 
 
 class _Names:
-    """What stands for objects in the pickle. It collects the ``tensors``, and the ``classes`` that no import finds."""
+    """What stands for objects in the pickle. It collects the ``tensors``, and the ``classes`` that no import finds.
+
+    In the pickle it stands itself behind what is ``placed``, and so counts the tensors of that.
+    """
 
     def __init__(self, prepared: Sequence[Any]) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.placed = 0
         self.classes: dict[tuple[str, str], type] = {}
         #: By id, the names of tensors, of the prepared objects, and of the parts and parameters of modules.
         self._names: dict[int, tuple[Any, ...]] = {}
@@ -101,6 +108,9 @@ class _Names:
             self._names[id(obj)] = ("object", number)
 
     def name_of(self, obj: Any) -> Any:
+        if obj is self:
+            self.placed = len(self.tensors)
+            return ("end of the placed",)
         if id(obj) in self._names:
             return self._names[id(obj)]
         if isinstance(obj, torch.Tensor):
@@ -113,35 +123,37 @@ class _Names:
         return None
 
 
-def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] | None = None) -> list[torch.Tensor]:
-    """Copies on these devices, None: on the CPU, without graphs and hooks.
+def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] = ()) -> list[torch.Tensor]:
+    """Copies, the first of them on these devices and the others on the CPU, without graphs and hooks.
 
-    Memory that several tensors share, or of which they use at least half, is copied as one, so that they share it as
-    before. Of other memory each tensor is copied by itself, so that the rest does not come along.
+    Memory that tensors of one type share, or of which they use at least half, is copied as one, so that they share it
+    as before. Of other memory each tensor is copied by itself, so that the rest does not come along. Tensors of two
+    types share nothing afterwards: `torch.save` refuses that.
     """
-    used: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    used: defaultdict[tuple[int, torch.dtype], list[tuple[int, int]]] = defaultdict(list)
     for tensor in tensors:
         if _lies_as_it_is(tensor) and tensor.numel():
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             begin = tensor.storage_offset() * tensor.element_size()
-            used[tensor.untyped_storage().data_ptr()].append((begin, begin + (last + 1) * tensor.element_size()))
+            key = tensor.untyped_storage().data_ptr(), tensor.dtype
+            used[key].append((begin, begin + (last + 1) * tensor.element_size()))
 
-    def is_copied_whole(memory: torch.UntypedStorage) -> bool:
-        spans = sorted(used[memory.data_ptr()])
+    def is_copied_whole(memory: torch.UntypedStorage, key: tuple[int, torch.dtype]) -> bool:
+        spans = sorted(used[key])
         shared = any(end > begin for (_, end), (begin, _) in pairwise(spans))
         return shared or memory.nbytes() <= 2 * sum(end - begin for begin, end in spans)
 
-    whole: dict[int, torch.UntypedStorage] = {}
+    whole: dict[tuple[int, torch.dtype], torch.UntypedStorage] = {}
     found = []
-    for tensor, device in zip(tensors, devices or [torch.device("cpu")] * len(tensors), strict=True):
+    for tensor, device in zip_longest(tensors, devices, fillvalue=torch.device("cpu")):
         memory = tensor.untyped_storage() if _lies_as_it_is(tensor) else None
-        if memory is None or not is_copied_whole(memory):
+        if memory is None or not is_copied_whole(memory, key := (memory.data_ptr(), tensor.dtype)):
             own = tensor.detach().to("cpu", copy=True)
         else:
-            if memory.data_ptr() not in whole:
-                whole[memory.data_ptr()] = memory.cpu() if tensor.is_cuda else memory.clone()
+            if key not in whole:
+                whole[key] = memory.cpu() if tensor.is_cuda else memory.clone()
             own = torch.empty(0, dtype=tensor.dtype)
-            own.set_(whole[memory.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+            own.set_(whole[key], tensor.storage_offset(), tensor.shape, tensor.stride())
         own = own.to(device)
         if isinstance(tensor, torch.nn.Parameter):
             own = torch.nn.Parameter(own, tensor.requires_grad)

@@ -118,7 +118,8 @@ class TrialState:
 
     def capture(self) -> Snapshot:
         """A snapshot of the live objects, and of the process' random streams."""
-        return taken(self.now(), self._stateful, self._pickling)
+        now = self.now()
+        return taken(now, self._stateful, self._pickling, list(map(_to_be_placed, self._stateful, now["stateful"])))
 
     def load(self, snapshot: Snapshot) -> None:
         """Put a snapshot back into the live objects, and into the process' random streams.
@@ -126,7 +127,7 @@ class TrialState:
         Raises:
             ValueError: it is the state of other objects.
         """
-        state = self.readable(snapshot)
+        state = self.readable(snapshot, self._device)
         have, want = _counts(self.now()), _counts(state)
         if have != want:
             raise ValueError(
@@ -159,10 +160,14 @@ class TrialState:
             "streams": capture_streams(self._gpu),
         }
 
-    def readable(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What a snapshot holds, as new objects. Raises ValueError as `load`."""
-        found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, self._device, like=self.now())
+    def readable(self, snapshot: Snapshot, device: str | torch.device = "cpu") -> dict[str, Any]:
+        """What a snapshot holds, as new objects. ``device``: see `restored`. Raises ValueError as `load`."""
+        found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, torch.device(device), self.now())
         return found
+
+    def close(self) -> None:
+        """Let go of the objects; idempotent."""
+        self._gradients.close()
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]
@@ -178,6 +183,13 @@ def _kind_of(obj: Any) -> str:
     if isinstance(obj, State):
         return "elastic.state()"
     return "random generator" if isinstance(obj, Drawing) else type(obj).__name__
+
+
+def _to_be_placed(obj: Any, part: Any) -> Any:
+    """What ``obj`` does not itself copy to its device when it loads ``part``."""
+    if isinstance(obj, torch.optim.Optimizer):
+        return [value for name, value in part.items() if name != "state"]
+    return None if isinstance(obj, torch.nn.Module) else part
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:

@@ -466,17 +466,6 @@ def sparse_embeddings() -> Loop:
     return embed, head
 
 
-@loop("changes weight")
-def embeddings_of_a_largest_norm() -> Loop:
-    """The lookup itself writes weights."""
-    embed, head = nn.Embedding(20, 6, max_norm=1.0), nn.Linear(6, 4)
-    optimizer = sgd(embed, head, lr=0.5)
-    for _ in range(STEPS):
-        x, y = torch.randint(20, (12,)), torch.randint(4, (12,))
-        yield stepped(optimizer, F.cross_entropy(head(embed(x)), y))
-    return embed, head
-
-
 # --- other ways to train
 
 
