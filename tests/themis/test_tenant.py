@@ -10,7 +10,8 @@ import ray
 from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.agent import Gained, Leave
+from themis_bridge.agent import Gained, Leave, Lost
+from themis_bridge.errors import WrongArbiter
 from themis_bridge.locality import Gpu
 from themis_bridge.shell import tenant
 
@@ -39,7 +40,7 @@ class Arbiter:
 
     def _hear(self, heard):
         if self.unit not in heard.bundle:
-            raise ThemisError(f"leases single {self.unit}s")
+            raise WrongArbiter(f"leases single {self.unit}s")
         self.apps.add(heard.app)
         self.users[heard.app], self.life = heard.user, heard.life
 
@@ -188,3 +189,36 @@ def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
     del cluster.arbiter.hear
     with pytest.raises(ThemisError, match=r"earlier version: stop it .fluidtune arbiter stop"):
         tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU", "anna")
+
+
+def test_a_job_that_loses_leases_shows_again_that_it_lives(cluster, monkeypatch):
+    # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
+    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+    answers = [m.Leases("none", ()), m.Leases("one", (m.LeaseView(Gpu("g0", "m0"), 3, "G"),))]
+    heard, notices = [], []
+    cluster.gone.add("sign0")
+    cluster.arbiter.hear.remote = lambda event: heard.append(event.life) or (answers.pop() if answers else None)
+    until(lambda: notices.extend(job.poll()) or (len(notices) == 2 and len(heard) > 3))
+    assert notices == [Gained(Gpu("g0", "m0"), 3), Lost(Gpu("g0", "m0"), 3)]
+    assert heard[:2] == ["sign0"] * 2 and set(heard[2:]) == {"sign1"}
+    job.close()
+
+
+def test_a_report_that_the_arbiter_does_not_take_ends_no_job(cluster, caplog):
+    # Seen: one false report, when a job joined or when the arbiter had not answered in time, ended the job.
+    hear, said = cluster.arbiter._hear, []
+
+    def refuse(heard):
+        said.append(len(said))
+        if said[-1] == 2:
+            raise ray.exceptions.GetTimeoutError
+        if said[-1] in (0, 3):
+            raise ThemisError("done is -1")
+        return hear(heard)
+
+    cluster.arbiter.hear.remote = refuse
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+    until(lambda: len(said) > 5)
+    assert job.poll() == [] and "cannot take the report of a: done is -1" in caplog.text
+    job.close()
