@@ -264,9 +264,9 @@ class ArbiterState:
             f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
         )
 
-    def asking_for(self, app: str) -> set[str]:
-        """The apps that ask for at least as much as this one with one of their devices."""
-        least = [(name, amount) for name, amount in self.apps[app].bundle.items() if amount > 0]
+    def asking_for(self, bundle: Mapping[str, float]) -> set[str]:
+        """The apps that ask for at least as much as this bundle has with one of their devices."""
+        least = [(name, amount) for name, amount in bundle.items() if amount > 0]
         return {
             name
             for name, each in self.apps.items()

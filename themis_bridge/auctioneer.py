@@ -72,9 +72,11 @@ class Auctioneer:
         #: What the next round may be about: as of the last round, and when it comes although nothing has changed, s.
         self._seen: Any = None
         self._again = 0.0
+        #: Of a round that is not over: the GPUs that were cleared, and those that were recalled.
+        self._cleared, self._recalled = set[str](), set[str]()
         #: When the arbiter began, without reports.
         self._began = state.clock
-        #: Number of rounds in which the policy raised an exception, which is a bug.
+        #: Number of times that a round, or one app's part in it, raised an exception, which is a bug.
         self.failed = 0
         self.tally = Tally()
 
@@ -87,11 +89,16 @@ class Auctioneer:
         At once if an app is new, or if something has changed since the last round that the next one is about.
         """
         state = self._state
-        if state.gpus and any(state.apps[name].rho is None for name in state.reports):
+        if state.gpus and any(state.apps[name].rho is None for name in self._here()):
             return state.clock
-        if not state.apps or not state.offerable():
+        if not state.apps or not state.offerable(self._recalled):
             return math.inf
         return self._again if self._seen == self._subject() else state.clock
+
+    def _here(self) -> list[str]:
+        """The apps whose reports are new enough to take part in a round."""
+        state, oldest = self._state, self._state.clock - self._state.settings.answer_s
+        return [name for name, app in state.apps.items() if name in state.reports and app.heard >= oldest]
 
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
@@ -101,33 +108,53 @@ class Auctioneer:
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
-        """Recall leases for apps that are new, and clear what is on offer, if that is due."""
+        """Recall leases for apps that are new, and clear what is on offer, if that is due.
+
+        GPUs that other apps may have are cleared at the next call, so that reports are heard between the two.
+        """
         state, oldest = self._state, self._state.clock - self._state.settings.answer_s
         # After a restart of the arbiter, apps have to say first how things are.
         if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
-        apps = [name for name, app in state.apps.items() if name in state.reports and app.heard >= oldest]
-        recalled = self._recalled([name for name in apps if state.apps[name].rho is None])
-        offer = state.offerable(recalled)
-        if not apps or not offer:
-            return
+        apps = self._here()
+        new = [name for name in apps if state.apps[name].rho is None]
+        if new:
+            self._cleared.clear()
+        failed = {name for name in new if not self._take_report(name)}
+        offer = state.offerable(self._recalled)
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
-        for name, barred in state.barred(offer).items():
-            groups.setdefault(barred, {})[name] = offer[name]
-        for barred, part in groups.items():
-            state.rounds += 1
-            self._clear(part, [app for app in apps if app not in barred], recalled)
-        self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
+        for name, barred in state.barred(offer).items() if apps else ():
+            if name not in self._cleared:
+                groups.setdefault(barred, {})[name] = offer[name]
+        if not groups:
+            self._cleared, self._recalled = set(), set()
+            return
+        barred = next(iter(groups))
+        part = groups.pop(barred)
+        state.rounds += 1
+        self._clear(part, [app for app in apps if app not in barred | failed], self._recalled)
+        if groups:
+            self._cleared.update(part)
+            self._seen = None
+        else:
+            self._cleared, self._recalled = set(), set()
+            self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
 
-    def _recalled(self, newcomers: Iterable[str]) -> set[str]:
-        """The GPUs on offer for apps that are new, if the policy has recalls."""
-        recalled = set[str]()
-        for app in newcomers:
-            if self._policy.recalls:
-                recalled.update(leases_to_recall(app, self._state, recalled))
-            self._state.take_report(app)
-        return recalled
+    def _take_report(self, app: str) -> bool:
+        """Take an app's newest report, and recall leases for it if it is new. Returns whether it can take part."""
+        state, record = self._state, self._state.apps[app]
+        try:
+            if record.rho is None and self._policy.recalls:
+                self._recalled.update(leases_to_recall(app, state, self._recalled))
+            state.take_report(app)
+        except Exception:
+            logger.exception("themis: the report of %s cannot be used; the app is left out of this round", app)
+            self.failed += 1
+            # Else it would be new for ever, and a round due at each tick.
+            record.rho = record.rho or 0.0
+            return False
+        return True
 
     # --- one round
 
@@ -137,8 +164,7 @@ class Auctioneer:
         aside: dict[str, str] = {}
         rest = offer
         try:
-            for app in apps:
-                state.take_report(app)
+            apps = [app for app in apps if self._take_report(app)]
             aside = set_aside(state, apps, offer)
             rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
             if rest and apps:

@@ -160,9 +160,8 @@ class LeaseManager:
         if lease is None:
             return
         # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
-        if lease.app in state.apps:
-            apps = state.asking_for(lease.app) if event.no_room else {lease.app}
-            state.backoff.record_failure(lease.gpu, apps, state.clock, state.settings.retry_s)
+        apps = {lease.app} & state.apps.keys() if event.no_room is None else state.asking_for(event.no_room)
+        state.backoff.record_failure(lease.gpu, apps, state.clock, state.settings.retry_s)
         state.leases.drop(lease)
 
     # --- restart

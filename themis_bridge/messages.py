@@ -180,12 +180,13 @@ class Reserved(Event):
 class ReserveFailed(Event):
     """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
 
-    no_room: it would have failed for every app that asks for at least as much with a GPU.
+    no_room: what was to be reserved (Ray resource -> amount), if it would have failed for every app that asks for at
+        least as much with a GPU; else None.
     """
 
     gpu: str
     token: int
-    no_room: bool = False
+    no_room: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,26 +15,19 @@ def told(*tokens: int, **more) -> m.Leases:
     return m.Leases(f"{tokens}{more}", tuple(m.LeaseView(GPU, token, "group", **more) for token in tokens))
 
 
-def test_a_gpu_that_was_left_stays_left():
+def test_a_gpu_that_was_left_stays_left_and_its_next_lease_is_kept():
+    # Seen: a job that gave a GPU back gave back its next lease of that GPU, too.
     agent = Agent("a", "s", Job())
-    agent.take(told(5))
-    agent.vacated("g")
+    agent.take(told(4))
+    assert agent.take(told(5)) == [Lost(GPU, 4), Gained(GPU, 5)]
+    agent.vacated("g", 4)
+    assert agent.heartbeat().left == () and "g" in agent.leases
+    agent.vacated("g", 5)
     for _ in range(2):
         assert agent.heartbeat().left == (("g", 5),)
         assert agent.take(told(5)) == [], "the arbiter does not know yet"
     assert agent.take(told(6)) == [Gained(GPU, 6)]
     assert agent.heartbeat().left == ()
-
-
-def test_who_leaves_a_lease_keeps_the_next_one_of_that_gpu():
-    # Seen: a job that gave a GPU back gave back its next lease of that GPU, too.
-    agent = Agent("a", "s", Job())
-    agent.take(told(5))
-    assert agent.take(told(6)) == [Lost(GPU, 5), Gained(GPU, 6)]
-    agent.vacated("g", 5)
-    assert agent.heartbeat().left == () and "g" in agent.leases
-    agent.vacated("g", 6)
-    assert agent.heartbeat().left == (("g", 6),)
 
 
 def test_a_lease_that_ends_before_it_is_reserved_is_left_after_it_is_gained():

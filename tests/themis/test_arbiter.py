@@ -8,10 +8,12 @@ import pytest
 
 from tests.themis import cluster as cluster_module
 from tests.themis.cluster import SETTINGS, Cluster, Job
-from themis_bridge import ThemisError
+from themis_bridge import ThemisError, auctioneer
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Leave
 from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.locality import Gpu
 from themis_bridge.policy import Themis
 from themis_bridge.settings import Settings
 
@@ -47,6 +49,47 @@ def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
     cluster.wait(200)
     assert cluster.arbiter.auctioneer.failed > 1 and "ZeroDivisionError" in caplog.text
     assert not cluster.reserved, "leases end as ever"
+
+
+@pytest.mark.parametrize("owner", [auctioneer, ArbiterState])
+def test_an_app_whose_report_cannot_be_used_keeps_no_other_from_its_gpus(owner, caplog, monkeypatch):
+    # Seen: after one such app nothing was leased to anyone.
+    name = "leases_to_recall" if owner is auctioneer else "take_report"
+    real, cluster = getattr(owner, name), Cluster(2)
+    monkeypatch.setattr(owner, name, lambda *args: 1 / 0 if "bad" in args else real(*args))
+    monkeypatch.setattr(cluster_module, "check_arbiter", lambda arbiter: None)
+    cluster.join("bad", Job(1))
+    cluster.join("a", Job(2))
+    cluster.wait(130)
+    assert cluster.holds("a") and cluster.arbiter.auctioneer.failed and "report of bad" in caplog.text
+    assert cluster.arbiter.auctioneer.due > cluster.arbiter.state.clock
+
+
+def test_no_round_is_due_for_an_app_that_falls_silent_before_its_first_one():
+    cluster = Cluster(0)
+    cluster.join("silent")
+    cluster.join("a", Job(1))
+    cluster.silent.add("silent")
+    cluster.wait(5)
+    cluster.send(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))))
+    rounds = cluster.arbiter.state.rounds
+    assert cluster.holds("a")
+    cluster.send()
+    assert cluster.arbiter.state.rounds == rounds
+
+
+def test_gpus_that_different_apps_may_have_are_cleared_at_one_tick_after_the_other():
+    cluster = Cluster(0)
+    cluster.join("a")
+    cluster.join("b", Job(0))
+    state = cluster.arbiter.state
+    for gpu, app in (("g0", "a"), ("g1", "b")):
+        state.backoff.record_failure(gpu, [app], 0.0, 60.0)
+    cluster.arbiter.handle(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))), 0.0)
+    for rounds in (1, 2, 2):
+        cluster.arbiter.handle(m.Tick(), 0.0)
+        assert state.rounds == rounds
+    assert [(lease.gpu, lease.app) for lease in state.leases] == [("g1", "a")]
 
 
 def silent(seconds: float) -> Cluster:

@@ -37,13 +37,6 @@ def test_brute_force_on_1000_instances():
         assert won == {app: kinds_in(row, where) for app, row in proportional.items()}
         assert clearing.payment == pytest.approx(payments, rel=1e-9)
         assert clearing.exact
-        for bid in bids:
-            kept, won = clearing.allocation[bid.app], clearing.proportional[bid.app]
-            assert kept <= won
-            assert len(kept) == math.floor(payments[bid.app] * len(won) + 1e-9)
-        granted = [gpu for row in clearing.allocation.values() for gpu in row]
-        assert len(granted) == len(set(granted))
-        assert clearing.leftover == frozenset(gpus) - frozenset(granted)
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,9 @@ def test_a_failure_for_an_app_that_has_left_meanwhile_is_not_remembered_for_it()
     app, token = cluster.reserved.pop("g0")
     assert app == "a"
     arbiter.handle(m.AppLeft("a", "s"), cluster.now)
-    arbiter.handle(m.ReserveFailed("g0", token, True), cluster.now)
+    arbiter.handle(m.ReserveFailed("g0", token, {"GPU": 1.0}), cluster.now)
     assert ("g0", "a") not in arbiter.state.backoff
+    assert ("g0", "b") in arbiter.state.backoff, "it asks for as much as the one that has left"
 
 
 def test_what_one_app_cannot_have_is_not_tried_for_those_that_ask_for_as_much():
@@ -80,7 +81,7 @@ def test_what_one_app_cannot_have_is_not_tried_for_those_that_ask_for_as_much():
     for name, memory in (("a", 2.0), ("b", 2.0), ("c", 3.0)):
         cluster.join(name, memory=memory)
     _, token = cluster.reserved.pop("g0")
-    cluster.send(m.ReserveFailed("g0", token, True))
+    cluster.send(m.ReserveFailed("g0", token, {"GPU": 1.0, "memory": 2.0}))
     cluster.wait(2)
     assert cluster.arbiter.state.leases.token == token
     # "d" asks for less.

@@ -10,7 +10,8 @@ import ray
 from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.agent import Gained, Leave
+from themis_bridge.agent import Gained, Leave, Lost
+from themis_bridge.errors import WrongArbiter
 from themis_bridge.locality import Gpu
 from themis_bridge.shell import tenant
 
@@ -39,7 +40,7 @@ class Arbiter:
 
     def _hear(self, heard):
         if self.unit not in heard.bundle:
-            raise ThemisError(f"leases single {self.unit}s")
+            raise WrongArbiter(f"leases single {self.unit}s")
         self.apps.add(heard.app)
         self.users[heard.app], self.life = heard.user, heard.life
 
@@ -156,35 +157,54 @@ def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypa
     job.close()  # nothing is raised
 
 
-def test_a_job_shows_that_it_lives_until_it_ends(cluster):
+def test_a_job_shows_that_it_lives_until_it_ends(cluster, monkeypatch):
+    # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
+    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
     job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.life == "sign0"
-    # The cluster took it for dead.
+    # The cluster took it for dead: it loses its leases, or the arbiter dies as well.
+    view = m.LeaseView(Gpu("g0", "m0"), 3, "G", True, 20.0)
+    answers, notices = [m.Leases("none", ()), m.Leases("digest", (view,), 1)], []
+    hear, former = cluster.arbiter._hear, cluster.arbiter
     cluster.gone.add("sign0")
-    former, cluster.arbiter = cluster.arbiter, Arbiter("GPU")
-    former.hear.remote = gone
+    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (len(answers) > 1 and answers.pop()) or None
+    until(lambda: notices.extend(job.poll()) or notices)
+    assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
+    assert job.group("g0", 3) == "group G" and job.expects and former.life == "sign0"
+    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (answers and answers.pop()) or None
+    until(lambda: former.life == "sign1")
+    assert job.poll() == [Lost(Gpu("g0", "m0"), 3)]
+    cluster.gone.add("sign1")
+    cluster.arbiter, former.hear.remote = Arbiter("GPU"), gone
     until(lambda: cluster.arbiter.apps)
-    assert cluster.arbiter.life == "sign1" and "sign1" not in cluster.gone
+    assert cluster.arbiter.life == "sign2" and "sign2" not in cluster.gone
     job.close()
-    assert "sign1" in cluster.gone
+    assert "sign2" in cluster.gone
     with pytest.raises(ThemisError, match="leases single GPUs"):
         tenant.Tenant("b", Work(), {"CPU": 1.0}, "CPU")
     assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
-
-
-def test_a_lease_is_gained_with_its_group(cluster, monkeypatch):
-    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    view = m.LeaseView(Gpu("g0", "m0"), 3, "G", True, 20.0)
-    cluster.arbiter.hear.remote = lambda heard: m.Leases("digest", (view,), 1)
-    notices = []
-    until(lambda: notices.extend(job.poll()) or notices)
-    assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
-    assert job.group("g0", 3) == "group G" and job.expects
-    job.close()
 
 
 def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
     del cluster.arbiter.hear
     with pytest.raises(ThemisError, match=r"earlier version: stop it .fluidtune arbiter stop"):
         tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU", "anna")
+
+
+def test_a_report_that_the_arbiter_does_not_take_ends_no_job(cluster, caplog):
+    # Seen: one false report, when a job joined or when the arbiter had not answered in time, ended the job.
+    hear, said = cluster.arbiter._hear, []
+
+    def refuse(heard):
+        said.append(len(said))
+        if said[-1] == 2:
+            raise ray.exceptions.GetTimeoutError
+        if said[-1] in (0, 3):
+            raise ThemisError("done is -1")
+        return hear(heard)
+
+    cluster.arbiter.hear.remote = refuse
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+    until(lambda: len(said) > 5)
+    assert job.poll() == [] and "cannot take the report of a: done is -1" in caplog.text
+    job.close()

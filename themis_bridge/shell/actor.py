@@ -21,7 +21,7 @@ from typing import Any
 from themis_bridge import arbiter_view
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
-from themis_bridge.errors import ThemisError
+from themis_bridge.errors import ThemisError, WrongArbiter
 from themis_bridge.lease_manager import leases_of
 from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu
@@ -88,15 +88,15 @@ class ArbiterActor:
     def hear(self, heard: m.Heard) -> m.Leases | m.Refused | None:
         """Take what an agent says of its app. Returns the app's leases; None if the agent knows them.
 
-        Raises ThemisError for a message that no agent can send, or if what one device reserves does not have exactly
-        one of the unit that is leased here; ValueError for an id of a sign of life that cannot be one.
+        Raises ThemisError for a message that no agent can send; WrongArbiter if what one device reserves does not have
+        exactly one of the unit that is leased here; ValueError for an id of a sign of life that cannot be one.
         """
         heard = m.plain_heard(heard)
         reservations.check_app_name(heard.app)
         if heard.life:
             reservations.by_id(heard.life)
         if heard.bundle.get(self._unit) != 1.0:
-            raise ThemisError(
+            raise WrongArbiter(
                 f"app {heard.app!r} asks for devices of {heard.bundle}; the arbiter of this Ray cluster leases single "
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
@@ -282,9 +282,7 @@ def check_unit(unit: str) -> None:
         raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
 
 
-def restored(
-    books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float
-) -> Arbiter:
+def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float) -> Arbiter:
     """The arbiter that goes on from the books.
 
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as

@@ -150,7 +150,7 @@ class Groups:
             if now - group.since > CREATE_S:
                 # It waits, so that there is no room for others who ask for as much. A call that raises an exception
                 # shows nothing of others: its cause may be what this app asks for.
-                return self._give_up(key, group, no_room=True)
+                return self._give_up(key, group, need.bundle)
         group.due = now + min(LOOK_S * 2**group.looks, CREATE_S / 5)
         group.looks = min(group.looks + 1, MOST_DOUBLINGS)
         return []
@@ -170,7 +170,7 @@ class Groups:
             reservations.remove(group.handle)
         return reservations.state(group.handle)
 
-    def _give_up(self, key: Key, group: Group, no_room: bool = False) -> list[m.Event]:
+    def _give_up(self, key: Key, group: Group, no_room: Mapping[str, float] | None = None) -> list[m.Event]:
         """The reservation cannot be made: remove what there is of it, and let the state machine go on."""
         group.ends, group.since, group.due, group.looks = True, self._clock(), 0.0, 0
         return [m.ReserveFailed(key[1], key[2], no_room)]

@@ -18,8 +18,8 @@ from typing import Any
 import ray
 
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Gained, Notice, Work
-from themis_bridge.errors import ThemisError
+from themis_bridge.agent import Agent, Gained, Lost, Notice, Work
+from themis_bridge.errors import ThemisError, WrongArbiter
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control, reservations
 
@@ -46,7 +46,7 @@ class Tenant:
     bundle: Ray resource -> amount, what one device reserves: one GPU (or core) and what it needs beside it.
     unit: "GPU" or "CPU", what the job wants to lease.
     user: whose job it is, together: how many GPUs of one node each of its trials needs at once; see
-        `messages.AppJoined`.
+        `messages.Heard`.
 
     Raises:
         ThemisError: the name is not allowed or another job has it, or the arbiter does not lease such devices.
@@ -63,6 +63,8 @@ class Tenant:
         self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
         #: Shows Ray, and through it the arbiter, that this driver lives; None before it first finds an arbiter.
         self._life: Any = None
+        #: Whether to look for the arbiter and for the sign of life before the next message: one of them may be gone.
+        self._unsure = True
         #: Why the arbiter refused something last.
         self._said = ""
         self._over = threading.Event()
@@ -130,11 +132,13 @@ class Tenant:
 
     def _try_to_join(self) -> str:
         """Returns why the job has not joined; "": it has. Raises ThemisError if it never can."""
+        self._unsure = True
         try:
-            self._find_arbiter()
             answer = self._ask()
-        except ThemisError as error:
+        except WrongArbiter as error:
             raise ThemisError(_plain(error)) from None
+        except ThemisError as error:
+            return self._not_taken(error)
         except ray.exceptions.GetTimeoutError:
             return f"the arbiter has not answered within {ANSWER_S:g} s"
         except Exception as error:
@@ -149,13 +153,14 @@ class Tenant:
         """Find the arbiter, also one that Ray has restarted, or start one. It is shown that this driver lives."""
         self._arbiter = control.start(self._unit)
         if not hasattr(self._arbiter, "hear"):
-            raise ThemisError(
+            raise WrongArbiter(
                 "the arbiter of this Ray cluster is of an earlier version: stop it (fluidtune arbiter stop), and start "
                 "this job again"
             )
         if self._life is None or reservations.is_gone(self._agent.life):
             self._life = reservations.sign_of_life()
             self._agent.life = reservations.id_of(self._life)
+        self._unsure = False
 
     # --- the thread
 
@@ -165,31 +170,24 @@ class Tenant:
                 return  # The driver has left its cluster; a call would make Ray start a new one.
             try:
                 self._take(self._ask())
+            except WrongArbiter as error:
+                self._agent.refused = _plain(error)
             except ThemisError as error:
-                self._take(m.Refused(f"the arbiter cannot take the report of {self.app}: {_plain(error)}", ends=False))
+                self._take(m.Refused(self._not_taken(error), ends=False))
             except (ray.exceptions.RayError, ValueError) as error:
                 logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
-                self._ask_again()
+                self._unsure = True
             except Exception:
                 # Without this thread the job would lose its leases one by one.
                 logger.exception("themis: the agent of %s failed; it goes on", self.app)
 
-    def _ask_again(self) -> None:
-        """Ask the arbiter that Ray has restarted, or another one. If it leases other devices, the job must end."""
-        if self._over.is_set():
-            return  # the job has left, or is about to
-        try:
-            self._find_arbiter()
-            self._take(self._ask())
-        except ThemisError as error:
-            self._agent.refused = _plain(error)
-        except (ray.exceptions.RayError, ValueError):
-            pass  # It is tried again.
-        except Exception:
-            logger.exception("themis: the agent of %s did not find the arbiter; it tries again", self.app)
+    def _not_taken(self, error: ThemisError) -> str:
+        return f"the arbiter cannot take the report of {self.app}: {_plain(error)}"
 
     def _ask(self) -> m.Leases | m.Refused | None:
         """Say how things are with the job. Returns the arbiter's answer."""
+        if self._unsure:
+            self._find_arbiter()
         with self._lock:
             heard = self._agent.heartbeat()
         answer: m.Leases | m.Refused | None = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
@@ -204,6 +202,8 @@ class Tenant:
                 if isinstance(notice, Gained):
                     group = reservations.by_id(self._agent.leases[notice.gpu.id].group)
                     self._groups[notice.gpu.id].append((notice.token, group))
+                # The arbiter may have taken the driver for dead, because Ray has removed its sign of life.
+                self._unsure |= isinstance(notice, Lost)
                 self._notices.append(notice)
 
 
