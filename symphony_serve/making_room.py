@@ -85,6 +85,10 @@ def placed_for(
             if able and room < sizes[model]:
                 gone.append(one)
                 room += sizes[one]
+        for one in reversed(tuple(gone)):  # A large one that has joined them may leave room enough for others.
+            if room - sizes[one] >= sizes[model]:
+                gone.remove(one)
+                room -= sizes[one]
         cost = sum(costs[one] for one in gone)
         if room >= sizes[model] and cost <= paid:
             latest = max((last[one] for one in gone), default=0.0)

@@ -351,7 +351,7 @@ class Front:
         model, version = (asked.model, asked.version) if asked is not None else ("", "")
         self._check_loaded(model)
         key = service.answering.get(version, service.serving).key if model == self._names[0] else model
-        comes_when_asked = isinstance(self._devices, PlacedDevices) and model and self._devices.rests(model)
+        comes_when_asked = isinstance(self._devices, PlacedDevices) and model and self._devices.comes(model)
         if not comes_when_asked and not self._is_able(server, key):
             raise refused("no_model_process", "no model process answers")
 

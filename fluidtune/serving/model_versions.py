@@ -91,17 +91,18 @@ def labels(key: str) -> tuple[str, str]:
 class Service:
     """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went.
 
-    name: of the service, for the commands that its refusals name.
+    name, user: of the service, for the commands that its refusals name.
     """
 
     serving: Version
     other: Version | None = None
     last: Version | None = None
     name: str = ""
+    user: str = ""
 
     def command(self, word: str) -> str:
         """What an operator types about this service."""
-        return shlex.join(["fluidtune", "serve", word, "--name", self.name])
+        return shlex.join(["fluidtune", "serve", "--user", self.user, word, "--name", self.name])
 
     @property
     def phase(self) -> Phase:

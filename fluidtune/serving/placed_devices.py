@@ -98,7 +98,7 @@ class PlacedDevices(Devices):
         #: Why models were not loaded when that was last tried.
         self._failed: dict[str, str] = {}
         self._state: Standing | None = None
-        #: When the load of a model on a device began, and since when a device has no process.
+        #: By device and model, when a load began that is measured; by device, since when it has no process.
         self._began: dict[tuple[int, str], float] = {}
         self._without: dict[int, float] = {}
         #: Why the latest search was begun, and where the models were placed last and why, for the status.
@@ -122,7 +122,6 @@ class PlacedDevices(Devices):
         front was before, if none can.
         """
         await super()._load_first()
-        began = time.monotonic()
         kept = await asyncio.to_thread(kept_state.kept, self._key)
         if kept is not None:
             self._models, self._samples, self._profiles, self._load_s = cloudpickle.loads(kept)
@@ -143,7 +142,7 @@ class PlacedDevices(Devices):
         if self._failed and (self._is_new or missing == self._asked.keys()):
             raise ServeError(next(iter(self._failed.values())))
         # To place them took the one or the other: each model was loaded once, and then again where it stands.
-        patience = max(LEAST_PATIENCE_S, time.monotonic() - loaded, loaded - began)
+        patience = max(LEAST_PATIENCE_S, time.monotonic() - loaded, sum(self._load_s.values()) / len(places))
         self._state = replace(self._state, patience=patience)
         return First(self.present, self._samples, {name: self._profiles[name] for name in missing})
 
@@ -217,17 +216,18 @@ class PlacedDevices(Devices):
         return {name: why for name, why in self._failed.items() if name in left_out}
 
     def comes_in(self, name: str) -> float | None:
-        """Seconds that it takes at the least until the model is in memory when it is asked; None: it is there."""
+        """Seconds until the model is in memory when it is asked, of a load now if it was lost; None: it is there."""
         state, now = self._state, time.monotonic()
         if state is None or state.stands(name):
             return None
         began = [self._began.get((number, name), now) for number, one in state.devices.items() if name in one.loads]
         return max(0.0, state.demands.get(name, Demand()).load - (now - min(began, default=now)))
 
-    def rests(self, name: str) -> bool:
-        """Whether no device has the model, nor is to have it before it is asked."""
-        state = self._state
-        return state is not None and not any(name in one.all for one in state.devices.values())
+    def comes(self, name: str) -> bool:
+        """Whether the model is not in memory and comes when it is asked, or loads. Not: its process was lost."""
+        up = self._state.up if self._state is not None else {}
+        loading = [(number, name) in self._began for number, one in up.items() if name in one.loads]
+        return bool(up) and self.comes_in(name) is not None and (not loading or any(loading))
 
     def placement(self) -> dict[str, Any]:
         """For the status: the models of each device, what is done, why it was placed so, and what is not there."""
@@ -272,7 +272,8 @@ class PlacedDevices(Devices):
         if isinstance(act, Search):
             self._begin(self._search(act))
         elif isinstance(act, Hold):
-            self._began[act.device, act.model] = time.monotonic()
+            if act.model not in self.present[act.device].processes:  # Else it stays after all, and nothing loads.
+                self._began[act.device, act.model] = time.monotonic()
             self.present[act.device].stay(act.model)
         else:
             gap = "no device has it for a while: the memory leaves no other way" if act.last else "it stands elsewhere"
@@ -342,25 +343,27 @@ class PlacedDevices(Devices):
                 self._hear(Up(number))
         elif place.up and place.loads and now - self._without.get(number, now) > DOWN_S:
             self._why = f"device {number} has no process"
+            self._began = {one: began for one, began in self._began.items() if one[0] != number}
             self._hear(Down(number))
 
     def _look_at_one(self, number: int, device: Device, model: str, ready: bool, trouble: str) -> None:
         assert self._state is not None
         place = self._state.devices[number]
         if model in place.held and not ready:
-            now = self._began[number, model] = time.monotonic()
             if device.lost:
-                self._without.setdefault(number, now)
+                self._without.setdefault(number, time.monotonic())
             self._hear(Lost(number, model))
         elif model in place.loads and ready:
             self._failed.pop(model, None)
             self._loads[model] += 1
-            seconds = time.monotonic() - self._began.pop((number, model))
-            self._moved(number, model, "loaded", f"in {seconds:.1f} s")
+            began = self._began.pop((number, model), None)
+            seconds = time.monotonic() - began if began is not None else None
+            self._moved(number, model, "loaded", f"in {seconds:.1f} s" if seconds is not None else "it is back")
             self._hear(Held(number, model, seconds))
         elif model in place.loads and trouble and place.up:  # On one that is down the next process tries it at once.
             logger.warning("Device %d could not load model %s: %s", number, model, trouble)
             self._failed[model] = trouble
+            self._began.pop((number, model), None)
             self._moved(number, model, "failed", trouble)
             self._hear(NotHeld(number, model))
         elif model in place.drops and not (self._server is not None and self._server.busy_with(number, model)):

@@ -78,7 +78,8 @@ class Rollouts:
     def __init__(self, setting: Setting, tell: Callable[..., None]):
         self._setting, self._tell_log = setting, tell
         first = setting.loading.trials[0]
-        self.service = Service(Version(1, first.name, setting.run, first, "serving"), name=setting.known.name)
+        known = setting.known
+        self.service = Service(Version(1, first.name, setting.run, first, "serving"), name=known.name, user=known.user)
         self._checkpoints = HeldCheckpoints(setting.folder, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}

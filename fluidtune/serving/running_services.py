@@ -46,7 +46,7 @@ def check_name(one: RunningService, there: Sequence[RunningService]) -> None:
     for other in there:
         if other.name == one.name:
             said = f"this Ray cluster has a service {one.name!r} already, of user {other.user}"
-            stop = shlex.join(["fluidtune", "serve", "stop", "--name", one.name])
+            stop = shlex.join(["fluidtune", "serve", "--user", one.user, "stop", "--name", one.name])
             end = f", or end that one first: {stop}" if other == one else ""
             raise FluidTuneError(f"{said}; give another name (--name){end}")
 
@@ -224,8 +224,9 @@ def status_text(found: dict[str, Any]) -> str:
     if placement:
         lines += [f"  device {one}: {', '.join(models) or 'no model'}" for one, models in placement["devices"].items()]
         there = {model for models in placement["devices"].values() for model in models}
-        loads = [f"{one} {n}{'' if one in there else ' (in no memory)'}" for one, n in placement["loads"].items()]
-        lines.append(f"  loads: {', '.join(loads)}")
+        counts = placement.get("loads", {})  # A service that was started by an earlier revision says none.
+        loads = [f"{one} {n}{'' if one in there else ' (in no memory)'}" for one, n in counts.items()]
+        lines += [f"  loads: {', '.join(loads)}"] if loads else []
         lines.append(f"  {placement['phase']}: {placement['why']}")
     for trial in found["trials"]:
         batches = {int(size): count for size, count in trial["batches"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from fluidtune.report.serving_report import (
     title_of_serving,
 )
 
+#: Seconds from one look for new services to the next: it lists the run's directory. Judgement: none starts sooner.
+LOOK_S = 5.0
 #: What the service does after an event.
 STATES = {
     "serving_started": "starts",
@@ -30,13 +33,16 @@ class ServicesFigures:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._known: dict[str, _ServiceFigures] = {}
+        self._looked = float("-inf")
 
     def figures(self) -> list[dict[str, Any]]:
         """Of each service, the one of the run's name first, as `_ServiceFigures.figures`."""
-        for log in self._run_dir.glob(f"{SERVICE_DIRECTORY}*/{EVENT_LOG_NAME}"):
-            name = service_of(log.parent.name)
-            if name is not None and name not in self._known:
-                self._known[name] = _ServiceFigures(name, log)
+        if (now := time.monotonic()) - self._looked >= LOOK_S:
+            self._looked = now
+            for log in self._run_dir.glob(f"{SERVICE_DIRECTORY}*/{EVENT_LOG_NAME}"):
+                name = service_of(log.parent.name)
+                if name is not None and name not in self._known:
+                    self._known[name] = _ServiceFigures(name, log)
         return [found for _, one in sorted(self._known.items()) if (found := one.figures()) is not None]
 
 

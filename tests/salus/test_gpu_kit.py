@@ -17,6 +17,11 @@ RIGHT = {
     "full": {"cublas": "known", "cudnn": "worked"},
     "loader": {"sum": 523776.0},
     "clock": {"launched_s": 0.1, "done_s": 1.0},
+    "divided": {"divided_calls": 1, "loss_apart": 0.0},
+    "lost_context": {"before": None, "after": "CUDA error"},
+    "ray_parts": {"of_4": 4, "of_6": 6, "of_7": 7, "without_a_gpu": ["", 0]},
+    "mps_memory": {"nvml_mb": [500, 500], "became": [{"mean_times_2048": 1.0}] * 2},
+    "mps_fault": {"became": [{"fault": True}] * 2, "after": ["computes", {"mean_times_2048": 1.0}]},
     "mps_killed": {"had": True, "beside": {"mean_times_2048": 1.0}, "after": ["computes", {"mean_times_2048": 1.0}]},
 }
 WRONG = {
@@ -27,6 +32,11 @@ WRONG = {
     "full": {"cudnn": "RuntimeError: odd"},
     "loader": {"sum": 0.0},
     "clock": {"launched_s": 1.0},
+    "divided": {"divided_calls": 0},
+    "lost_context": {"before": "CUDA error"},
+    "ray_parts": {"of_6": 5},
+    "mps_memory": {"nvml_mb": [500, None]},
+    "mps_fault": {"became": [{"fault": True}, {"mean_times_2048": 1.0}]},
     "mps_killed": {"beside": {"raised": "CUDA error", "fault": True}},
 }
 

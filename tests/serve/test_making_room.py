@@ -34,11 +34,13 @@ IDLE, ASKED = Demand(at=NOW, stands=0.0, last=50.0), Demand(at=NOW, stands=0.0, 
         (["ab"], {"a": replace(IDLE, stands=99.5), "b": ASKED}, 7, None),
         # The large model e takes two places.
         (["abc"], {"a": IDLE, "b": IDLE, "c": ASKED}, 1, ["ce"]),
+        # Seen: all left. Where the large model f leaves, a stays.
+        (["af"], {"a": IDLE, "f": replace(IDLE, last=51.0)}, 1, ["ae"]),
     ],
 )
 def test_who_leaves_for_a_model_that_is_asked(held, demands, missed, found):
     comes = "e" if "e" in "".join(found or "") else "c"
-    sizes = {**dict.fromkeys("abcd", 1.0), "e": 2.0}
+    sizes = {**dict.fromkeys("abcd", 1.0), **dict.fromkeys("ef", 2.0)}
     demands = {**dict.fromkeys(sizes, IDLE), comes: Demand(missed=missed), **demands}
     there = {number: frozenset(models) for number, models in enumerate(held)}
     memory = 3.0 if comes == "e" else 2.0

@@ -110,7 +110,7 @@ class Service:
         monkeypatch.setattr(rollouts, "kept_state", SimpleNamespace(**store))
         monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
         said = {"slo": 1.0, "max_batch": 1, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}
-        known = SimpleNamespace(name="digits")
+        known = SimpleNamespace(name="digits", user="anna")
         setting = SimpleNamespace(known=known, run="run", folder=str(run), stages=1, placing=None, **said)
         setting.loading = Loading(b"", (), (first,))
         self.rollouts = rollouts.Rollouts(setting, lambda event, **fields: None)

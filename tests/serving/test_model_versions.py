@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
 
 
 def first():
-    return Service(Version(1, "a", "run", state="serving"), name="two digits")
+    return Service(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
 
 
 def after(*events, service=None):
@@ -121,12 +121,12 @@ def test_what_comes_back_after_a_restart_takes_its_place_again(state):
     ("before", "event", "said"),
     [
         ([], Rollback(), r"only version 1 \(trial a\) of service 'two digits' is loaded, so there is nothing"),
-        ([], Promote(), "there is no canary to promote; fluidtune serve status --name 'two digits' shows"),
+        ([], Promote(), "there is no canary to promote; fluidtune serve --user anna status --name 'two digits' shows"),
         ([Deploy("b", "run")], Deploy("c", "run"), r"version 2 \(trial b\) is being deployed; wait for it"),
         (
             [Deploy("b", "run", share=0.1), Loaded(2), Measured(2)],
             Deploy("c", "run"),
-            r"version 2 \(trial b\) is a canary; fluidtune serve promote --name 'two digits'",
+            r"version 2 \(trial b\) is a canary; fluidtune serve --user anna promote --name 'two digits'",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from fluidtune.serving.setting import PlacedModel, Placing
 from symphony_serve.errors import ServeError
 from symphony_serve.replacement import Rates
 from symphony_serve.shell.device import Waited
+from symphony_serve.shell.measuring import measure_profile
 from tests.serve.driving import PATIENCE_S
 from tests.serving.fake_ray import loading
 from tests.serving.stand_ins import FakeProcess
@@ -112,9 +113,9 @@ class Service:
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
 
-    async def rates(self, **rates):
+    async def rates(self, seconds=1e6, **rates):
         """These rates, for long enough."""
-        for now in (0.0, 1e6):
+        for now in (0.0, seconds):
             self.placed._rate(Rates(now, rates, 10.0))
         await self.until_settled()
 
@@ -139,7 +140,8 @@ def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_tha
     asyncio.run(run())
 
 
-def test_a_process_that_dies_loads_its_model_where_it_stood_and_the_others_answer(monkeypatch):
+@pytest.mark.parametrize("state", ["loading", "silent"])
+def test_a_process_that_is_lost_has_its_model_back_where_it_stood_and_the_others_answer(monkeypatch, state):
     async def run():
         service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
         await service.placed.first()
@@ -148,15 +150,16 @@ def test_a_process_that_dies_loads_its_model_where_it_stood_and_the_others_answe
         number, process = service.where("b")
         others = service.devices[number].models - {"b"}
         service.log.clear()
-        process.dies()
+        process.state = state
+        process.changed()
         assert server.held[number] == others, "the server knows at once"
         await until(lambda: service.placed.placement()["phase"] == "moving")
         assert service.placed.placement()["devices"][str(number)] == [*others]
         process.loads()
         assert server.held[number] == {*others, "b"}
         await service.until_settled()
-        assert service.stands() == before and [one["what"] for one in service.said("model_moved")] == ["loaded"]
-        assert not service.said("models_placed")
+        moved = [(one["what"], one["reason"]) for one in service.said("model_moved")]
+        assert service.stands() == before and moved == [("loaded", "it is back")] and not service.said("models_placed")
         await service.placed.close()
 
     asyncio.run(run())
@@ -179,7 +182,7 @@ def test_a_model_that_is_to_stay_after_all_gets_batches_again(monkeypatch):
         await until(lambda: len(service.said("models_placed")) == 3)
         leaves.clear()
         await service.until_settled()
-        assert service.stands()[0] == "ab"
+        assert service.stands()[0] == "ab" and service.said("model_moved")[-1]["reason"] == "it is back"
         await service.placed.close()
 
     asyncio.run(run())
@@ -220,17 +223,63 @@ def test_a_device_that_is_down_is_replaced_by_the_other_as_far_as_the_models_fit
     [
         (MEMORY, None, "model a has .* GiB, and a device .* fits none"),
         (MEMORY, SIZE, "the checkpoint of trial b does not load"),
+        (MEMORY, SIZE, "the devices cannot be had: TypeError"),
     ],
 )
-def test_models_whose_measured_bytes_do_not_fit_or_that_do_not_load_are_refused(monkeypatch, memory, size, said):
-    """Seven bytes are measured where none were given."""
+def test_what_goes_wrong_while_models_load_ends_the_start(monkeypatch, memory, size, said):
+    """Seven bytes are measured where none were given. Seen: devices that cannot be had went on for ever."""
 
     async def run():
         service = Service(monkeypatch, memory, size, a=1.0, b=1.0, c=1.0)
         service.broken = {"b"} if "does not load" in said else set()
+        if "cannot be had" in said:
+            service.begin = lambda name, process: setattr(service.own, "poll", None)
         with pytest.raises(ServeError, match=said):
-            await service.placed.first()
+            await asyncio.wait_for(service.placed.first(), PATIENCE_S)
         assert math.isfinite(service.placed.placement()["memory"])
+
+    asyncio.run(run())
+
+
+def test_to_measure_batches_at_the_start_makes_no_later_search_wait(monkeypatch):
+    """Seen: rates had to differ for as long as it had taken to measure all models."""
+
+    passed = []
+    monkeypatch.setattr(placed_devices, "measure_profile", lambda *given: passed.append(1e3) or measure_profile(*given))
+    monkeypatch.setattr(placed_devices, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
+
+    async def run():
+        service = Service(monkeypatch, a=1.0)
+        await service.placed.first()
+        service.placed.serve(Server(), lambda: 1)
+        await service.rates(500.0, a=MANY)
+        assert passed and len(service.said("models_placed")) == 2
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+def test_a_load_that_an_outage_interrupts_is_not_measured_and_the_model_comes_until_then(monkeypatch):
+    """Seen: ten minutes without a process were ten minutes of a load, and `Retry-After` said so."""
+
+    async def run():
+        service = Service(monkeypatch, memory=2.0, **dict.fromkeys("abcde", 1.0))
+        await service.placed.first()
+        (name,) = set("abcde") - set().union(*service.stands())
+        service.placed.serve(Server(), lambda: 1)
+        service.begin = lambda name, process: None
+        service.placed.asked[name] += 1
+        await until(lambda: any(name in one.processes for one in service.devices.values()))
+        assert service.placed.comes(name)
+        device = next(one for one in service.devices.values() if name in one.processes)
+        service.where(*device.models)[1].dies()
+        await until(lambda: len(service.said("models_placed")) == 2)
+        service.log.clear()
+        for process in device.processes.values():
+            process.loads()
+        await until(lambda: service.said("model_moved"))
+        assert [one["reason"] for one in service.said("model_moved")[:2]] == ["it is back"] * 2
+        await service.placed.close()
 
     asyncio.run(run())
 
@@ -277,13 +326,13 @@ def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that
         service = Service(monkeypatch, memory=2.0, **dict.fromkeys("abcde", 1.0))
         first = await service.placed.first()
         (name,) = set("abcde") - set().union(*service.stands())
-        assert set(first.profiles) == {name} and service.placed.rests(name)
+        assert set(first.profiles) == {name} and service.placed.comes(name)
         service.placed.serve(Server(), lambda: 1)
         service.broken = {name}
         service.placed.asked[name] += 1
         await until(lambda: service.placed.unavailable)
         gone = [one["trial"] for one in service.said("model_moved") if "makes room" in one["reason"]][-1]
-        assert service.placed.rests(gone) and service.placed.comes_in(gone) > 0
+        assert service.placed.comes(gone) and service.placed.comes_in(gone) > 0
         service.placed.asked[gone] += 1
         await until(lambda: set().union(*service.stands()) == set("abcde") - {name})
         await service.until_settled()

@@ -28,7 +28,7 @@ GIB = 2**30
 def rollouts(*places, trials=1, serving=True):
     from fluidtune.serving.rollouts import Rollouts
 
-    known, loads = SimpleNamespace(name="digits"), loading(*"ab"[:trials])
+    known, loads = SimpleNamespace(name="digits", user="anna"), loading(*"ab"[:trials])
     setting = SimpleNamespace(known=known, run="run", folder="folder", stages=1, placing=None, loading=loads)
     made = Rollouts(setting, lambda event, **fields: None)
     made._devices = FakeDevices(made.desired, *[device() for _ in places])

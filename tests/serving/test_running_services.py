@@ -41,7 +41,7 @@ def test_actors_of_other_names_are_no_services(monkeypatch):
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (ANNAS, "'digits' already, of user anna; .* or end that one first: fluidtune serve stop --name digits$"),
+        (ANNAS, "of user anna; .* or end that one first: fluidtune serve --user anna stop --name digits$"),
         (RunningService("digits", "bert"), r"'digits' already, of user anna; give another name \(--name\)$"),
         (RunningService("a/b", "bert"), "name is 'a/b', expected printable characters without '/'"),
     ],

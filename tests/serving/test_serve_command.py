@@ -152,6 +152,9 @@ def test_the_status_in_words():
     assert (lines[4], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**FOUND, "app": "run-served", "devices_wanted": 2, "trials": []}
     assert "2 leased devices with 1 of 2 processes" in status_text(leased)
+    # Seen: a KeyError, as the service was started by an earlier revision, which counts no loads.
+    earlier = {"devices": {"0": ["a"]}, "phase": "settled", "why": "it starts"}
+    assert status_text({**FOUND, "placement": earlier, "trials": []}).endswith("\n  device 0: a\n  settled: it starts")
 
 
 NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"

@@ -10,12 +10,13 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict
 from fluidtune.report.story import story_of
-from fluidtune.view import followed_run
+from fluidtune.view import followed_run, service_figures
 from fluidtune.view.followed_run import QUIET_S, FollowedRun
 from fluidtune.view.run_list import RunList
 from tests.contracts.processes import until
@@ -150,12 +151,15 @@ def served(answered: int) -> list[EventDict]:
     return [start, ev(30, "served", seconds=10.0, busy=5.0, devices=1, **counts)]
 
 
-def test_the_services_of_a_run(tmp_path: Path) -> None:
-    """Seen: one with a name of its own was on no page."""
+def test_the_services_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: one with a name of its own was on no page; then each look listed all files of the run's directory."""
+    monkeypatch.setattr(service_figures, "LOOK_S", float("inf"))
     log = written(tmp_path, by_hand())
     run = FollowedRun(log)
     assert run.look()["services"] == []
     named, service = (written(tmp_path / where, served(8)) for where in ("serving-digits", "serving"))
+    assert run.look()["services"] == []
+    monkeypatch.setattr(service_figures, "LOOK_S", 0.0)
     found, other = run.look()["services"]
     assert found["state"] == "answers requests" and found["rows"][0][:3] == ["c", "0.8", "8"]
     assert other == {**found, "name": "digits"} and RunList(named.parent).logs() == {tmp_path.name: log}
@@ -164,8 +168,9 @@ def test_the_services_of_a_run(tmp_path: Path) -> None:
     assert run.look()["services"] == [{**found, "state": "was stopped"}, other]
 
 
-def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path) -> None:
+def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run of that name has none at first. Seen: the page never showed the new one's."""
+    monkeypatch.setattr(service_figures, "LOOK_S", 0.0)
     log = written(tmp_path / "run", by_hand())
     written(tmp_path / "run" / "serving", served(8))
     run = FollowedRun(log)
