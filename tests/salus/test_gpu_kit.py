@@ -20,8 +20,8 @@ RIGHT = {
     "divided": {"divided_calls": 1, "loss_apart": 0.0},
     "lost_context": {"before": None, "after": "CUDA error"},
     "ray_parts": {"of_4": 4, "of_6": 6, "of_7": 7, "without_a_gpu": ["", 0]},
-    "mps_memory": {"nvml_mb": [500, 500], "became": [{"mean_times_2048": 1.0}] * 2},
-    "mps_fault": {"became": [{"fault": True}] * 2, "after": ["computes", {"mean_times_2048": 1.0}]},
+    "mps_memory": {"had": True, "nvml_mb": [500, 500], "became": [{"mean_times_2048": 1.0}] * 2},
+    "mps_fault": {"had": True, "became": [{"fault": True}] * 2, "after": ["computes", {"mean_times_2048": 1.0}]},
     "mps_killed": {"had": True, "beside": {"mean_times_2048": 1.0}, "after": ["computes", {"mean_times_2048": 1.0}]},
 }
 WRONG = {
