@@ -28,8 +28,8 @@ Gpus = frozenset[Any]
 class Bid:
     """One app's bid.
 
-    rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed. A subset
-        that is no better than one that uses less counts for nothing, because the app could leave GPUs idle.
+    rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed. One that is
+    no better than one that uses less counts for nothing, because the app could leave GPUs idle.
     gang: how many GPUs must be on one machine to be of full use to the app, a power of two.
     together: a payment leaves it a multiple of this number of GPUs, since fewer would be of no use to it.
     """
