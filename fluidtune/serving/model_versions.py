@@ -87,6 +87,11 @@ def labels(key: str) -> tuple[str, str]:
     return trial, number or "1"
 
 
+def operators_command(user: str, word: str, name: str) -> str:
+    """What an operator types about the service of this name and user, as a shell takes it."""
+    return shlex.join(["fluidtune", "serve", "--user", user, word, "--name", name])
+
+
 @dataclass(frozen=True)
 class Service:
     """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went.
@@ -102,7 +107,7 @@ class Service:
 
     def command(self, word: str) -> str:
         """What an operator types about this service."""
-        return shlex.join(["fluidtune", "serve", "--user", self.user, word, "--name", self.name])
+        return operators_command(self.user, word, self.name)
 
     @property
     def phase(self) -> Phase:

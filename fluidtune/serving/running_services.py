@@ -20,6 +20,7 @@ from ray.tune import ResultGrid
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.job_metadata import user_of_job
 from fluidtune.report.terminal_text import printable
+from fluidtune.serving.model_versions import operators_command
 from fluidtune.serving.process import HUNG_S, LOAD_S, LOOK_S
 from fluidtune.serving.winners import run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
@@ -46,8 +47,7 @@ def check_name(one: RunningService, there: Sequence[RunningService]) -> None:
     for other in there:
         if other.name == one.name:
             said = f"this Ray cluster has a service {one.name!r} already, of user {other.user}"
-            stop = shlex.join(["fluidtune", "serve", "--user", one.user, "stop", "--name", one.name])
-            end = f", or end that one first: {stop}" if other == one else ""
+            end = f", or end that one first: {operators_command(one.user, 'stop', one.name)}" if other == one else ""
             raise FluidTuneError(f"{said}; give another name (--name){end}")
 
 

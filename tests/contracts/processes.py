@@ -19,10 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
+import pytest
 
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first optimizer of a process would import, which takes seconds.
 _context.set_forkserver_preload(["fluidtune.elastic.session", "torch._dynamo"])
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, or give something away")
 
 
 class PeerProcess:

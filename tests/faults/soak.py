@@ -55,7 +55,7 @@ from fluidtune.report.log_tail import LogTail
 from tests.conftest import RAYS_OWN
 from tests.faults import serving
 from tests.faults.sharing import Job, Watch, check_nothing_is_left, inside
-from tests.faults.test_kills import busy_workers, reported, undisturbed
+from tests.faults.test_kills import GOES_ON_AFTER, busy_workers, reported, undisturbed
 from tests.leftovers import PATIENCE_S, PREFIXES, processes_of
 from tests.serving import runs
 
@@ -148,16 +148,13 @@ def shape(curve: Sequence[tuple[float, float]], settled: float) -> dict[str, Any
 
 
 def faults_of(rows: Sequence[dict[str, Any]], expected: Sequence[float], ended: bool) -> Counter[str]:
-    """What is wrong with a trial's results. ``expected``: the values without faults. ``ended``: the trial has ended.
-
-    A trial that goes on from a checkpoint, of every third iteration, reports those after it again.
-    """
+    """What is wrong with a trial's results. ``expected``: the values without faults. ``ended``: the trial has ended."""
     numbers = [row["training_iteration"] for row in rows]
     end = len(expected) if ended else max(numbers, default=0)
     again = [(last, next_) for last, next_ in pairwise([0, *numbers]) if next_ <= last]
     return Counter(
         lost=len(set(range(1, end + 1)) - set(numbers)),
-        twice=sum(last - next_ + 1 for last, next_ in again if (next_ - 1) % 3),
+        twice=sum(last - next_ + 1 for last, next_ in again if not GOES_ON_AFTER["checkpointing"](next_ - 1, last)),
         wrong=sum(
             1
             for row in rows

@@ -13,7 +13,7 @@ import pytest
 from salus_share import SalusError, mps
 from salus_share.mps import Mps
 from salus_share.seat_table import started
-from tests.contracts.processes import until
+from tests.contracts.processes import needs_root, until
 from tests.salus.processes import Child, as_another_user, mps_server
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")
@@ -151,7 +151,7 @@ def test_a_daemon_that_is_there_is_used_and_left_alone(tmp_path, calls, monkeypa
     assert (theirs / "control").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@needs_root
 def test_another_users_daemon_at_the_usual_place_is_not_asked(tmp_path, calls) -> None:
     usual = tmp_path / "usual"
     usual.mkdir()

@@ -13,6 +13,7 @@ from salus_share.errors import SalusError
 from salus_share.gate import Gate
 from salus_share.private_files import open_own, own_directory
 from salus_share.seat_table import FILE, SeatTable
+from tests.contracts.processes import needs_root
 from tests.salus.processes import as_another_user
 
 
@@ -52,7 +53,7 @@ def test_without_a_directory_of_ones_own_there_is_no_mps_and_one_line_says_why(t
     assert not daemon.acquire() and "belongs to" in (daemon.why or "")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@needs_root
 def test_a_directory_that_really_is_another_users_is_refused(tmp_path) -> None:
     device = tmp_path / "gpu-0"
     Gate(device, "t", "FAIR")

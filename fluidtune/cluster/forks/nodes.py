@@ -2,8 +2,7 @@
 
 Where there is no server, and after it has died, processes are started as Ray starts them. The server on the driver's
 own machine is the driver's, if what the Ray node starts there may as well be the driver's child (`_raylets`): it can
-begin before Ray is up, and serves one job after another. Other nodes have an actor that holds theirs as long as the job
-lasts.
+begin before Ray is up, and serves one job after another. Other nodes have an actor that holds theirs for the job.
 """
 
 from __future__ import annotations
@@ -230,10 +229,9 @@ def _raylets(word: str) -> list[psutil.Process]:
     found, python = [], f"--python_worker_command={sys.executable} "
     for each in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if each.name() != "raylet" or each.uids().real != os.getuid() or word not in (told := each.cmdline()):
-                continue
-            groups = [Path("/proc", process, "cgroup").read_text() for process in (str(each.pid), "self")]
-            if groups[0] == groups[1] and any(said.startswith(python) for said in told):
+            told = each.cmdline() if each.name() == "raylet" and each.uids().real == os.getuid() else []
+            fits = word in told and any(said.startswith(python) for said in told)
+            if fits and Path(f"/proc/{each.pid}/cgroup").read_text() == Path("/proc/self/cgroup").read_text():
                 found.append(each)
     return found
 
@@ -256,10 +254,9 @@ def while_ray_starts(runtime_env: Mapping[str, Any], environment: Mapping[str, s
     possible, address = obstacle(runtime_env) is None, os.environ.get("RAY_ADDRESS")
     more = {**(runtime_env.get("env_vars") or {}), **environment}
     with suppress(psutil.Error):
-        there = [os.environ] if address is None else map(_of_workers, _raylets(f"--gcs-address={address}"))
-        for each in there if possible else ():
-            _begin_here({**ONE_THREAD, **each, **more})
-            break
+        raylets = _raylets(f"--gcs-address={address}") if address is not None else []
+        if possible and (address is None or raylets):
+            _begin_here({**ONE_THREAD, **(_of_workers(raylets[0]) if raylets else os.environ), **more})
     yield
     own = of_own_node() if possible else None
     if own is not None:

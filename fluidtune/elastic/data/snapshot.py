@@ -131,29 +131,27 @@ def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] = ()
     types share nothing afterwards: `torch.save` refuses that.
     """
     used: defaultdict[tuple[int, torch.dtype], list[tuple[int, int]]] = defaultdict(list)
+    memories: dict[tuple[int, torch.dtype], torch.UntypedStorage] = {}
     for tensor in tensors:
         if _lies_as_it_is(tensor) and tensor.numel():
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             begin = tensor.storage_offset() * tensor.element_size()
             key = tensor.untyped_storage().data_ptr(), tensor.dtype
             used[key].append((begin, begin + (last + 1) * tensor.element_size()))
-
-    def is_copied_whole(memory: torch.UntypedStorage, key: tuple[int, torch.dtype]) -> bool:
-        spans = sorted(used[key])
-        shared = any(end > begin for (_, end), (begin, _) in pairwise(spans))
-        return shared or memory.nbytes() <= 2 * sum(end - begin for begin, end in spans)
-
+            memories[key] = tensor.untyped_storage()
     whole: dict[tuple[int, torch.dtype], torch.UntypedStorage] = {}
+    for key, memory in memories.items():
+        shared = any(end > begin for (_, end), (begin, _) in pairwise(sorted(used[key])))
+        if shared or memory.nbytes() <= 2 * sum(end - begin for begin, end in used[key]):
+            whole[key] = memory.cpu() if memory.is_cuda else memory.clone()
     found = []
     for tensor, device in zip_longest(tensors, devices, fillvalue=torch.device("cpu")):
-        memory = tensor.untyped_storage() if _lies_as_it_is(tensor) else None
-        if memory is None or not is_copied_whole(memory, key := (memory.data_ptr(), tensor.dtype)):
+        common = whole.get((tensor.untyped_storage().data_ptr(), tensor.dtype)) if _lies_as_it_is(tensor) else None
+        if common is None:
             own = tensor.detach().to("cpu", copy=True)
         else:
-            if key not in whole:
-                whole[key] = memory.cpu() if tensor.is_cuda else memory.clone()
             own = torch.empty(0, dtype=tensor.dtype)
-            own.set_(whole[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+            own.set_(common, tensor.storage_offset(), tensor.shape, tensor.stride())
         own = own.to(device)
         if isinstance(tensor, torch.nn.Parameter):
             own = torch.nn.Parameter(own, tensor.requires_grad)

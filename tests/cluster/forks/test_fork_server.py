@@ -20,7 +20,7 @@ from fluidtune.cluster.forks.fork_server import ForkServer, new_name
 from fluidtune.cluster.forks.forked import by_server
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
-from tests.contracts.processes import connected, until, without_descriptors
+from tests.contracts.processes import connected, needs_root, until, without_descriptors
 from tests.salus.processes import mps_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -208,7 +208,6 @@ def address(served) -> str:
 
 #: A user id that is nobody's here.
 NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
 
 
 def as_nobody(does) -> tuple[int, int]:
