@@ -51,7 +51,7 @@ LEAVE_S = 20.0
 class Order:
     """What a node is to do. ``folder``: the job's, on each node. ``address``: that of the head; "": this is the head.
 
-    ``token``: what Ray, from 2.52 on, asks of whoever connects. ``memory``: that of the job (`memory_of_job`).
+    ``token``: what Ray, from 2.52 on, asks of whoever connects. ``memory``: that of the job (`Allocation`).
     ``leaves``: the node's job may end before the head's.
     """
 
@@ -111,14 +111,14 @@ def _own(order: Order) -> str:
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
     """Begin to start Ray here. What it prints is in a file of the folder."""
-    options = [f"--temp-dir={_own(order)}", *_FREE_PORTS]
-    options += share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
+    share = share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
+    options = [f"--temp-dir={_own(order)}", *_FREE_PORTS, *share]
     if order.address:
         options += [f"--address={order.address}"]
     else:
         with socket.create_server(("", 0)) as free:  # for Ray's client server, which takes no 0, and nobody needs
-            options += ["--head", "--port=0", f"--ray-client-server-port={free.getsockname()[1]}"]
-        options += ["--include-dashboard=false"]
+            port = free.getsockname()[1]
+        options += ["--head", "--port=0", f"--ray-client-server-port={port}", "--include-dashboard=false"]
     command = [sys.executable, "-m", "fluidtune", "node", "start", *options]
     with open_in(order.folder, f"start-{os.getpid()}") as said:
         return subprocess.Popen(command, 0, None, subprocess.DEVNULL, said, said, env=order.variables(os.environ))
