@@ -45,8 +45,7 @@ def run_here(words: Sequence[str]) -> int:
     """
     found = allocation(os.environ)
     if found.tasks > 1:
-        once = "start it once (srun --ntasks=1), and it uses all nodes of the job"
-        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
+        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; start it once (-n 1)")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
         os.execvpe("srun", srun, srun_variables(os.environ, found.job))
