@@ -74,7 +74,8 @@ else:
     tuner = fluidtune.Tuner(train, param_space=space, run_config=config, tune_config=found, executor=executor)
 results = tuner.fit()
 told = [[*zip(each.metrics_dataframe["training_iteration"], each.metrics_dataframe["accuracy"])] for each in results]
-print("FOUND", [(each.config["lr"], *rows) for each, rows in zip(results, told)], results.get_best_result().config["lr"])
+best = results.get_best_result().config["lr"]
+print("FOUND", best, [(each.config["lr"], *rows) for each, rows in zip(results, told)])
 """
 
 

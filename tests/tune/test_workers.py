@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import ray
+import torch
 from ray import tune
 from ray.tune import CheckpointConfig
 
