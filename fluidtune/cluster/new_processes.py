@@ -44,7 +44,7 @@ class Use(Enum):
                                v               |
                             UNLOADING --free---+
 
-    SERVING --wait--> WAITING --go_on--> SERVING;  WAITING --unload--> UNLOADING
+    SERVING --wait--> WAITING --take--> SERVING;  WAITING --unload--> UNLOADING
     """
 
     SERVING = "serving"
@@ -108,9 +108,6 @@ class PooledWorker:
     def wait(self) -> None:
         self.use = Use.WAITING
 
-    def go_on(self) -> None:
-        self.use = Use.SERVING
-
     def is_unloading(self, within: float) -> bool:
         """Whether it was told to unload less than ``within`` seconds ago and has not answered."""
         return self.use is Use.UNLOADING and time.monotonic() - self.told < within
@@ -144,7 +141,7 @@ class NewProcesses:
         beside = {"OMP_NUM_THREADS": str(self._threads)}
         forks = fork and plan.kind != "emulated"
         #: How the names of the actors begin that hold the shared data of nodes.
-        self._data = f"fluidtune-data-{secrets.token_hex(8)}"
+        self._data = f"fluidtune-data-{secrets.token_hex(8)}-"
         #: The data of the driver's own node; None: no process was started there.
         self._own_data: NodeFiles | None = None
         self._forks = ForkServers(self.environment, beside) if forks else None
@@ -165,12 +162,8 @@ class NewProcesses:
             self._before_start[node] = self._needed_before_start()
         if self._forks is not None and node is not None:
             # The driver holds the data of its own node.
-            self._forks.prepare(node, self._before_start[node], None if is_here(node) else self._data_at(node))
+            self._forks.prepare(node, self._before_start[node], None if is_here(node) else self._data + node)
         return node
-
-    def _data_at(self, node: str) -> str:
-        """The name of the actor that holds the node's shared data."""
-        return f"{self._data}-{node}"
 
     def _shared_data(self, node: str | None) -> dict[str, str]:
         """The variable by which a process finds the shared data of its node; empty: the node has none."""
@@ -180,7 +173,7 @@ class NewProcesses:
             self._own_data = self._own_data or NodeFiles()
             return {VARIABLE: self._own_data.paths}
         forks = self._forks is not None and self._forks.off is None
-        return {VARIABLE: self._data_at(node)} if forks else {}
+        return {VARIABLE: self._data + node} if forks else {}
 
     def is_nearly_ready(self, device: int) -> bool:
         """Whether a process on the device is there sooner if it is forked after a moment than if it is started now."""
@@ -198,10 +191,7 @@ class NewProcesses:
 
     def stop_forking(self, why: str) -> bool:
         """Start only plain processes from now on. False: that is so already."""
-        if self._forks is None or self._forks.off is not None:
-            return False
-        self._forks.turn_off(why)
-        return True
+        return self._forks is not None and self._forks.turn_off(why)
 
     def start(self, device: int, visible: list[str] | None, spare: bool = False, several: bool = False) -> PooledWorker:
         """``visible``: ids of all GPUs that the process must see; None: the one of its device. ``several``: it is for a

@@ -158,7 +158,7 @@ class WorkerPool:
             del self._on_device[worker.device][worker.name]
             worker.device = device
             self._on_device[device][worker.name] = self._away[worker.name] = worker
-        worker.go_on()
+        worker.take()
         return True
 
     def _add_worker(self, worker: PooledWorker) -> PooledWorker:

@@ -84,7 +84,7 @@ def _slurm() -> Check:
         there = True if shutil.which("sbatch") else None
         return "slurm", there, f"`fluidtune slurm` submits {'jobs' if there else 'nothing: no sbatch here'}"
     job, cores = allocation.allocation(os.environ), len(os.sched_getaffinity(0))
-    has = " ".join(allocation.share_options(os.environ, cores, allocation.memory_of_job(os.environ)))
+    has = " ".join(allocation.share_options(os.environ, cores, job.memory))
     here = f"Ray starts with {has} on this node, {job.here}" if job.here else "this is none of its nodes"
     return "slurm", True, f"job {job.job} is on {job.hosts}, which `fluidtune run` uses; {here}"
 

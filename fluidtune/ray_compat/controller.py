@@ -211,6 +211,12 @@ def keep_checkpoint(controller: TuneController, trial: Trial, saved: TrainingRes
         controller._cached_trial_decisions[trial.trial_id] = decision
 
 
+def let_go(trial: Trial) -> None:
+    """Free what the trial's process has said of itself, which Tune reads of a trial without a result only."""
+    if trial.has_reported_at_least_once:
+        trial._default_result_or_future = None
+
+
 def tell_started(tracked: TrackedActor) -> None:
     """Tell Tune that this actor runs, unless Tune has taken its callback back."""
     if tracked._on_start is not None:

@@ -19,6 +19,7 @@ class Allocation:
 
     ``name``: what scontrol and scancel call it. In an array the id of one job is that of the array, and means all jobs.
     ``hosts``: Slurm's expression for the job's nodes, such as "n[1-3]". ``tasks``: the tasks of this step.
+    ``memory``: MiB of each node, and of each core; 0: Slurm has said nothing of it.
     """
 
     job: str
@@ -26,6 +27,7 @@ class Allocation:
     hosts: str
     here: str
     tasks: int
+    memory: tuple[int, int]
 
 
 def allocation(variables: Mapping[str, str]) -> Allocation:
@@ -34,7 +36,8 @@ def allocation(variables: Mapping[str, str]) -> Allocation:
     job = name = variables["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in variables:
         name = f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
-    return Allocation(job, name, variables["SLURM_JOB_NODELIST"], here, tasks)
+    memory = int(variables.get("SLURM_MEM_PER_NODE") or 0), int(variables.get("SLURM_MEM_PER_CPU") or 0)
+    return Allocation(job, name, variables["SLURM_JOB_NODELIST"], here, tasks, memory)
 
 
 def srun_variables(variables: Mapping[str, str], job: str) -> dict[str, str]:
@@ -44,19 +47,13 @@ def srun_variables(variables: Mapping[str, str], job: str) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in kept}
 
 
-def memory_of_job(variables: Mapping[str, str]) -> tuple[int, int]:
-    """The memory of the job, in MiB: of each node, and of each core; 0: Slurm has said nothing of it."""
-    return int(variables.get("SLURM_MEM_PER_NODE") or 0), int(variables.get("SLURM_MEM_PER_CPU") or 0)
-
-
 def share_options(variables: Mapping[str, str], affinity: int, of_job: Sequence[int]) -> list[str]:
     """Options of ``ray start`` for what a process on a node has of it.
 
-    ``affinity``: the cores that the process may run on. ``of_job``: `memory_of_job`; without it Ray takes all.
+    ``affinity``: the cores that the process may run on. ``of_job``: `Allocation.memory`; without it Ray takes all.
     """
     cores = min(int(variables.get("SLURM_CPUS_ON_NODE") or affinity), affinity)
-    visible = variables.get("CUDA_VISIBLE_DEVICES")
-    gpus = int(variables.get("SLURM_GPUS_ON_NODE") or 0)
+    visible, gpus = variables.get("CUDA_VISIBLE_DEVICES"), int(variables.get("SLURM_GPUS_ON_NODE") or 0)
     if visible is not None:
         gpus = sum(entry.strip() not in ("", "NoDevFiles") for entry in visible.split(","))
     memory = (of_job[0] or of_job[1] * cores) << 20

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.slurm import course
-from fluidtune.slurm.allocation import Allocation, allocation, memory_of_job, srun_variables
+from fluidtune.slurm.allocation import Allocation, allocation, srun_variables
 from fluidtune.slurm.descendants import adopt, end_all, ended
 from fluidtune.slurm.node_host import PREFIX, Order
 
@@ -45,8 +45,7 @@ def run_here(words: Sequence[str]) -> int:
     """
     found = allocation(os.environ)
     if found.tasks > 1:
-        once = "start it once (srun --ntasks=1), and it uses all nodes of the job"
-        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
+        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; start it once (-n 1)")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
         os.execvpe("srun", srun, srun_variables(os.environ, found.job))
@@ -104,7 +103,7 @@ class Job:
         members = tuple(node for node in names(found.hosts) if node != found.here)
         self._course = course.Course(found.name, found.here, members, came is not None)
         folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), PREFIX + secrets.token_hex(4))
-        self._order = Order(folder, secrets.token_hex(32), memory_of_job(os.environ))
+        self._order = Order(folder, secrets.token_hex(32), found.memory)
         self._hosts: list[subprocess.Popen[bytes]] = []
         self._driver: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
@@ -164,8 +163,7 @@ class Job:
 
     def _host(self, srun: list[str], node: str, order: Order, variables: dict[str, str]) -> None:
         """Start Ray on this node: by srun, or here."""
-        command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
-        pipe = subprocess.PIPE
+        command, pipe = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"], subprocess.PIPE
         host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
         stdout = host.stdout
         assert host.stdin is not None and stdout is not None

@@ -102,12 +102,11 @@ def main(words: Sequence[str]) -> int:
         return again(own)
     job = Job(found, words, lambda: came(own))
     status = job.run()
-    if job.over:
-        ends = others(look(own, TRIES), own)
-        if ends is None:
-            return again(own)  # and the search is the head's
-        if ends:
-            asked("scancel", *ends, tries=TRIES)
+    ends = others(look(own, TRIES), own) if job.over else []
+    if ends is None:
+        return again(own)  # and the search is the head's
+    if ends:
+        asked("scancel", *ends, tries=TRIES)
     return status
 
 

@@ -41,8 +41,9 @@ PREFIX, LOCK = "ft-slurm-", "lock"
 _FREE_PORTS = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
 #: Seconds for which Ray may end in its own way.
 _PATIENCE_S = 3.0
-#: Ray gives a node's agents 15 s to start (node_manager.cc), too few on a busy node: such a start is tried once more.
-RAYS_START_S = 15.0
+#: Ray gives a node's agents 15 s to start (node_manager.cc), and its raylet 30 s (node.py), too few on a busy node. A
+#: start that failed after longer than this is tried again, as often in all. Judgement: two minutes.
+RAYS_START_S, STARTS = 15.0, 4
 #: Seconds for which a node that leaves waits for its trials: as a driver that has its notice does by default.
 LEAVE_S = 20.0
 
@@ -51,7 +52,7 @@ LEAVE_S = 20.0
 class Order:
     """What a node is to do. ``folder``: the job's, on each node. ``address``: that of the head; "": this is the head.
 
-    ``token``: what Ray, from 2.52 on, asks of whoever connects. ``memory``: that of the job (`memory_of_job`).
+    ``token``: what Ray, from 2.52 on, asks of whoever connects. ``memory``: that of the job (`Allocation`).
     ``leaves``: the node's job may end before the head's.
     """
 
@@ -111,14 +112,14 @@ def _own(order: Order) -> str:
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
     """Begin to start Ray here. What it prints is in a file of the folder."""
-    options = [f"--temp-dir={_own(order)}", *_FREE_PORTS]
-    options += share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
+    share = share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
+    options = [f"--temp-dir={_own(order)}", *_FREE_PORTS, *share]
     if order.address:
         options += [f"--address={order.address}"]
     else:
         with socket.create_server(("", 0)) as free:  # for Ray's client server, which takes no 0, and nobody needs
-            options += ["--head", "--port=0", f"--ray-client-server-port={free.getsockname()[1]}"]
-        options += ["--include-dashboard=false"]
+            port = free.getsockname()[1]
+        options += ["--head", "--port=0", f"--ray-client-server-port={port}", "--include-dashboard=false"]
     command = [sys.executable, "-m", "fluidtune", "node", "start", *options]
     with open_in(order.folder, f"start-{os.getpid()}") as said:
         return subprocess.Popen(command, 0, None, subprocess.DEVNULL, said, said, env=order.variables(os.environ))
@@ -126,7 +127,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
 
 def _watch(order: Order, heard: int) -> None:
     """Return when the standard input has ended, or the node has left. FluidTuneError: Ray does not start, or ended."""
-    starting, begun, ends, needed = _start(order), time.monotonic(), 0.0, dict[int, str]()
+    starting, begun, tries, ends, needed = _start(order), time.monotonic(), 1, 0.0, dict[int, str]()
     while True:
         ready, _, _ = select.select([sys.stdin, heard], [], [], max(0.0, ends - time.monotonic()) if ends else None)
         told = heard in ready and {*os.read(heard, 4096)} & {signal.SIGTERM, signal.SIGURG}
@@ -136,9 +137,9 @@ def _watch(order: Order, heard: int) -> None:
             ends = time.monotonic() + LEAVE_S
             _drain(order, needed)
         for pid, status in ended().items():
-            if pid == starting.pid and status and time.monotonic() - begun > RAYS_START_S:
+            if pid == starting.pid and status and tries < STARTS and time.monotonic() - begun > RAYS_START_S:
                 end_all(_PATIENCE_S)
-                starting, begun = _start(order), float("inf")
+                starting, begun, tries = _start(order), time.monotonic(), tries + 1
             elif pid == starting.pid and status:
                 said = Path(order.folder, f"start-{os.getpid()}").read_text(errors="replace").splitlines()
                 last = " / ".join([line.strip() for line in said if line.strip()][-3:])

@@ -49,30 +49,25 @@ def submission(words: Sequence[str]) -> Submission:
     lines: list[list[str]] = []
     for word in words[first:end]:
         lines = [*lines, [word]] if word.startswith("-") else [*lines[:-1], [*lines[-1], word]]
-    kept, notice, jobs, shown, limit = [], str(NOTICE_S), "1", False, ""
+    kept, limit, own = [], "", {"--notice": str(NOTICE_S), "--elastic": "1"}
     for line in lines:
         name, _, value = line[0].partition("=")
         value = value or " ".join(line[1:])
-        if name == "--print":
-            shown = True
-        elif name == "--notice":
-            notice = value
-        elif name == "--elastic":
-            jobs = value
+        if name in (*own, "--print"):
+            own[name] = value
         else:
             limit = value if name in ("--time", "-t") else name[2:] if re.match(r"-t\d", name) else limit
             kept.append(" ".join(map(_word, line)))
+    notice, jobs = own["--notice"], own["--elastic"]
     if not re.fullmatch("[0-9]{1,6}", notice) or int(notice) <= END_S:
-        raise FluidTuneError(
-            f"--notice {notice}: expected seconds before the time limit, more than {END_S}, as in --notice 60"
-        )
+        raise FluidTuneError(f"--notice {notice}: expected seconds before the limit, above {END_S}, as in --notice 60")
     if not re.fullmatch("[0-9]{1,5}", jobs) or not int(jobs):
         raise FluidTuneError(f"--elastic {jobs}: expected the number of jobs that join the search, as in --elastic 3")
     seconds, least = seconds_of(limit), max(int(notice), LATE_S if int(jobs) > 1 else 0) + LEAST_S
     if seconds is not None and seconds < least:
         told = f"and the search is told {notice} s before its end: give {least} s, or a shorter --notice"
         raise FluidTuneError(f"--time {limit} is {seconds} s, {told}")
-    return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), shown, int(jobs))
+    return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), "--print" in own, int(jobs))
 
 
 def seconds_of(time: str) -> int | None:

@@ -80,7 +80,8 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
 
     def cleaned_up() -> None:
         manager.notice.close()
-        if manager.notice.state != "over" or sys.exc_info()[0] is not None:
+        error = sys.exc_info()[1]
+        if manager.notice.state != "over" if error is None else getattr(error, "code", None) != AGAIN:
             return
         why = why_not_again(job.restored, job.reported)
         if why:

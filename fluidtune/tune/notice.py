@@ -7,8 +7,8 @@
 - *over*: Tune's loop ends. Tune saves its state, processes end, devices and leases are given back. Then the driver ends
   with status `AGAIN`.
 
-A second SIGTERM, later than `SAME_S`, and the end of ``notice_s`` do what SIGTERM does without FluidTune: they end the
-driver at once. The run can be restored in any case, as after a SIGKILL.
+A second SIGTERM, later than `SAME_S`, and the end of ``notice_s`` end the driver at once, with the same status. A third
+one does what SIGTERM does without FluidTune. The run can be restored in any case, as after a SIGKILL.
 
 The boundary: from a run's first trial to its end, in a driver whose run is in the main thread. A script that handles or
 ignores SIGTERM itself keeps its own way. SIGINT and SIGUSR1 are Tune's: the run ends in order, and ``fit`` returns.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -114,7 +115,7 @@ class Notice:
         if self.given:
             if self.seconds >= min(SAME_S, self.notice_s / 2):
                 self._stop_listening()
-                os.kill(os.getpid(), signal.SIGTERM)
+                sys.exit(AGAIN)
             return
         self.give()
         self._timer = threading.Timer(self.notice_s, os.kill, (os.getpid(), signal.SIGTERM))

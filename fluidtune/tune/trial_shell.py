@@ -22,7 +22,7 @@ from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
 from fluidtune.errors import TrialTimeoutError
-from fluidtune.ray_compat.controller import ActorManager
+from fluidtune.ray_compat.controller import ActorManager, let_go
 from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
@@ -294,6 +294,7 @@ class TrialShell:
         self.tell(run, m.CheckpointKept())
 
     def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:
+        let_go(run.trial)
         self._job.departing += over.had_place
         self._job.trial_ended(run.trial, over.ending)
 

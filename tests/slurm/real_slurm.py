@@ -37,6 +37,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+MinJobAge=86400
 SlurmdParameters=config_overrides
 GresTypes=gpu
 MpiDefault=none

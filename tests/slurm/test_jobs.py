@@ -55,6 +55,28 @@ else:
     tuner = tune.Tuner(elastic, param_space=space, run_config=config)
 print("FOUND", len(tuner.fit().errors), flush=True)
 """
+#: HyperBand over the network of an example, one trial at a time. It says what each trial has reported.
+HYPERBAND = """
+import os, sys
+import fluidtune
+from ray import tune
+from ray.tune.schedulers import HyperBandScheduler
+from examples.digits_hyperband import train
+
+path, executor = os.getcwd() + "/" + sys.argv[1], fluidtune.FluidExecutor(devices="cpu:1")
+if tune.Tuner.can_restore(path + "/job"):
+    tuner = fluidtune.Tuner.restore(path + "/job", train, executor=executor)
+else:
+    fixed = {"seed": 1, "width": 8, "momentum": 0.9, "batch_size": 16, "epochs": 9}
+    space = {"lr": tune.grid_search([0.001 * 1.3**number for number in range(12)]), **fixed}
+    config = tune.RunConfig(name="job", storage_path=path, verbose=0)
+    found = tune.TuneConfig(metric="accuracy", mode="max", scheduler=HyperBandScheduler(max_t=9, reduction_factor=3))
+    tuner = fluidtune.Tuner(train, param_space=space, run_config=config, tune_config=found, executor=executor)
+results = tuner.fit()
+told = [[*zip(each.metrics_dataframe["training_iteration"], each.metrics_dataframe["accuracy"])] for each in results]
+best = results.get_best_result().config["lr"]
+print("FOUND", best, [(each.config["lr"], *rows) for each, rows in zip(results, told)])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +97,7 @@ class Jobs:
         self.folder.chmod(0o777)
         (self.folder / "search.py").write_text(SEARCH)
         (self.folder / "goes_on.py").write_text(GOES_ON)
+        (self.folder / "hyperband.py").write_text(HYPERBAND)
         own = {"PYTHONPATH": ROOT, "RAY_TMPDIR": str(place), "TMPDIR": str(place), "HOME": str(self.folder)}
         self.variables = {**slurm.variables, **own}
 
@@ -205,6 +228,20 @@ def test_jobs_of_an_array_join_one_search_and_leave_it(jobs: Jobs) -> None:
     assert "FOUND 0" in jobs.until_said(f"{array}_2", "FOUND") and len(seen("run_started")) == 2
     until(lambda: not jobs.slurm.ask("squeue", "-h", "-j", array), PATIENCE_S)
     check_reports("elastic", jobs.folder / "storage", 2, 400, jobs.folder)
+
+
+@pytest.mark.timeout(900)
+def test_hyperband_through_several_jobs_decides_as_in_one(jobs: Jobs) -> None:
+    job = jobs.submit("-c1", "--mem=1024", "--", "several", name="hyperband.py")
+    log = jobs.folder / "several" / "job" / EVENT_LOG_NAME
+    for restarts in ("1", "2", "3"):
+        seen = log.read_text().count('"trial_result"') if log.exists() else 0
+        until(lambda: log.exists() and log.read_text().count('"trial_result"') > seen + 8, PATIENCE_S)  # noqa: B023
+        jobs.slurm.ask("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1@60 does
+        until(lambda: jobs.slurm.fact(job, "Restarts") == restarts, PATIENCE_S)  # noqa: B023
+    one = jobs.submit("-c1", "--mem=1024", "--", "one", name="hyperband.py")
+    found = [jobs.until_said(each, "FOUND").partition("FOUND")[2].splitlines()[0] for each in (job, one)]
+    assert found[0] == found[1]
 
 
 def test_in_an_allocation_of_ones_own(jobs: Jobs) -> None:

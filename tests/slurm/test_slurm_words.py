@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
-from fluidtune.slurm.allocation import memory_of_job, share_options
+from fluidtune.slurm.allocation import allocation, share_options
 from fluidtune.slurm.submission import script, seconds_of, submission
 
 word = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1)
@@ -39,7 +39,7 @@ def test_a_time_limit_as_sbatch_reads_it(d: int, h: int, m: int, s: int) -> None
     [
         ("s.py --time 1", "--time 1 is 60 s, and the search is told 60 s before its end"),
         ("s.py -t1", "--time 1 is 60 s"),
-        ("s.py --notice=10", "--notice 10: expected seconds before the time limit, more than 10"),
+        ("s.py --notice=10", "--notice 10: expected seconds before the limit, above 10"),
         ("s.py --elastic x", "--elastic x: expected the number of jobs"),
         ("s.py --comment=a\nb", "has a line break"),
         (f"--print -- --notice-s 55 {__file__}", "--notice-s 55: of --notice 60 the driver has 50 s; give a longer"),
@@ -59,7 +59,7 @@ def test_words_that_cannot_be(words: str, said: str) -> None:
     ],
 )
 def test_what_a_job_has_of_a_node_of_four_cores(variables: str, has: str) -> None:
-    told = dict(each.split("=") for each in variables.split())
-    cores, gpus, *sizes = share_options(told, 4, memory_of_job(told))
+    told = dict(each.split("=") for each in f"SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n1 {variables}".split())
+    cores, gpus, *sizes = share_options(told, 4, allocation(told).memory)
     mib = [str(sum(int(size.partition("=")[2]) for size in sizes) >> 20)] if sizes else []
     assert " ".join([cores, gpus, *mib]) == has

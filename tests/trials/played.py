@@ -224,7 +224,7 @@ class PlayedPool(Pool):
         if device != worker.device and not (may_move and nodes.get(device) == nodes.get(worker.device)):
             return False
         worker.device = device
-        worker.go_on()
+        worker.take()
         return True
 
     def has_worker(self, device: int) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from ray import tune
 from ray.tune import CheckpointConfig
@@ -66,6 +67,9 @@ def test_a_process_serves_further_trials_only_where_the_script_says_so(tmp_path:
         assert len({each[key] for each in found}) == 3, key
     assert {each["gpus"] for each in found} == {""}  # Seen: with Ray 2.60, a worker without a GPU saw all of them
     assert not events_of(tmp_path, "worker_replaced", "worker_lost")
+    # Seen: the driver kept an answer of each trial's process, with what Ray holds for it.
+    kept = [value for trial in results._experiment_analysis.trials for value in vars(trial).values()]
+    assert not any(isinstance(value, ray.ObjectRef) for value in kept)
 
 
 def fails_at_first(config: dict[str, Any]) -> None:

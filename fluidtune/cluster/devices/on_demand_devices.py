@@ -122,7 +122,8 @@ class OnDemandDevices(DeviceSource):
         self._look(came, gone)
         orders = self._decide(began, came)
         self._carry_out(orders, came, gone, returned)
-        made = not came and wait_s > 0 and self._await_first(wait_s)
+        asked = self._holding.asked()
+        made = bool(asked) and not came and wait_s > 0 and self._groups[asked[0]].wait(wait_s)
         if self._await_just_asked(orders.ask) or made:
             self._look(came, gone)
         self._polled, self._waited = time.monotonic(), self._uses.waiting()
@@ -232,11 +233,6 @@ class OnDemandDevices(DeviceSource):
         for device in unit.devices:
             if self._unit_of.get(device) is unit:
                 del self._unit_of[device]
-
-    def _await_first(self, wait_s: float) -> bool:
-        """Wait up to ``wait_s`` seconds for the oldest group that is asked for. Returns whether it has been made."""
-        asked = self._holding.asked()
-        return bool(asked) and self._groups[asked[0]].wait(wait_s)
 
     def _await_just_asked(self, asked: list[Unit]) -> bool:
         """Wait a moment for groups that were just asked for. Returns whether it is worth to look after them."""

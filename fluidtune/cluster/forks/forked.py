@@ -71,7 +71,7 @@ class ForkedActors:
         self._server = new_name()
         names = modules_of_program(modules)
         alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]] if self.off is None else []
-        self._held = [_hold(node, names, self._server, environment) for node in alive]
+        self._held = [nodes.There(node, names, environment, nodes.ONE_THREAD, {}, self._server) for node in alive]
         self._wait()
 
     def runtime_env(self) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def _serve(name: str, modules: tuple[list[str], list[str]]) -> None:
                         state = server.finish(then, {key: value for key, value in own.items() if key[:4] == "RAY_"})
                         if state.why is not None:
                             log.warning("fluidtune.forked: processes are plain ones: %s", state.why)
-                    others = [_hold(node, modules, name, {}) for node in _other_nodes(own is not None)]
-                    job = _job()
+                    there, job = _other_nodes(own is not None), _job()
+                    others = [nodes.There(node, modules, {}, nodes.ONE_THREAD, {}, name) for node in there]
                 failures = 0
             except Exception as error:
                 # A client of Ray that disconnects meanwhile has an error of any class here, once.
@@ -156,10 +156,3 @@ def _other_nodes(own: bool) -> list[str]:
     """The nodes whose server an actor has to hold. ``own``: this process holds that of its own node."""
     alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
     return [node for node in alive if node != _node() or not own]
-
-
-def _hold(node: str, modules: tuple[list[str], list[str]], server: str, environment: Mapping[str, str]) -> nodes.There:
-    def variables(found: Mapping[str, str]) -> dict[str, str]:
-        return {**nodes.ONE_THREAD, **found, **environment}
-
-    return nodes.There(node, modules, variables, {}, server)

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,11 @@ class _Here:
 class Holder:
     """The actor that holds a node's server and shared data. It asks for no resources and lives as long as the job."""
 
-    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], name: str | None) -> None:
+    def __init__(self, unless_set: Mapping[str, str], environment: Mapping[str, str], name: str | None) -> None:
         self._data = NodeFiles()
         self._name = name
         job = ray.get_runtime_context().get_job_id()
-        self._environment = variables({**environment_at_start(), "RAY_JOB_ID": job})
+        self._environment = {**unless_set, **environment_at_start(), "RAY_JOB_ID": job, **environment}
         self._server: ForkServer | None = None
 
     def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
@@ -117,8 +117,8 @@ class Holder:
 
 
 class There:
-    """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node.
-    ``server``: its name; None: a new one.
+    """A server that an actor holds. ``environment``, ``unless_set``: see `ForkServers`; what else a process of Ray's on
+    the node has, it has as well. ``server``: its name; None: a new one.
 
     ``name``: the actor's, by which processes find the node's shared data; None: they are held elsewhere, or not at all.
     """
@@ -127,7 +127,8 @@ class There:
         self,
         node: str,
         modules: tuple[list[str], list[str]],
-        variables: Callable[[Mapping[str, str]], dict[str, str]],
+        environment: Mapping[str, str],
+        unless_set: Mapping[str, str],
         runtime_env: Mapping[str, Any],
         server: str | None = None,
         name: str | None = None,
@@ -141,7 +142,7 @@ class There:
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(variables, server)
+        self._actor = ray.remote(Holder).options(**options).remote(unless_set, environment, server)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
         self._awaited = self._actor.start.remote(*modules)
 
@@ -172,21 +173,17 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OF_THE_PROCESS and name[:4] != "RAY_"}
 
 
-def _begin_here(environment: Mapping[str, str]) -> _Here:
-    """The driver's own server, which has imported in this environment, or begins to."""
-    died = _here is not None and _here.state is not None and _here.state.command is None
-    if _here is None or died or _here.environment != lasting(environment):
-        return _anew(environment)
-    return _here
-
-
-def _anew(environment: Mapping[str, str]) -> _Here:
-    """A new server of the driver's own in the place of the one that it has."""
+def _begin_here(environment: Mapping[str, str], anew: bool = False) -> _Here:
+    """The driver's own server, which has imported in this environment, or begins to. ``anew``: not the one it has."""
     global _here
-    before, _here = _here, _Here(modules_of_trials()[0], environment)
-    if before is not None:
-        threading.Thread(target=before.server.stop, name="fork-server-ends", daemon=True).start()
-    return _here
+    before = _here
+    died = before is not None and before.state is not None and before.state.command is None
+    if before is None or anew or died or before.environment != lasting(environment):
+        _here = _Here(modules_of_trials()[0], environment)
+        if before is not None:
+            threading.Thread(target=before.server.stop, name="fork-server-ends", daemon=True).start()
+        return _here
+    return before
 
 
 def end_here() -> None:
@@ -202,7 +199,7 @@ def _finish_here(environment: Mapping[str, str]) -> _Here:
     rays = {name: value for name, value in environment.items() if name[:4] == "RAY_"}
     host = _begin_here(environment)
     if host.rays not in (None, rays):
-        host = _anew(environment)  # the driver has started another Ray node meanwhile
+        host = _begin_here(environment, anew=True)  # the driver has started another Ray node meanwhile
     host.finish(modules_of_trials()[1], rays)
     return host
 
@@ -281,11 +278,13 @@ class ForkServers:
         if why is not None:
             self.turn_off(why)
 
-    def turn_off(self, why: str) -> None:
-        """Fork no process of this job any more."""
-        if self.off is None:
-            self.off = why
-            log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
+    def turn_off(self, why: str) -> bool:
+        """Fork no process of this job any more. False: that is so already."""
+        if self.off is not None:
+            return False
+        self.off = why
+        log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
+        return True
 
     def prepare(self, node: str, runtime_env: Mapping[str, Any], name: str | None = None) -> None:
         """Start the node's server, unless it has one.
@@ -299,12 +298,8 @@ class ForkServers:
             user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
-        unless_set, environment = self._unless_set, self._environment
-
-        def variables(found: Mapping[str, str]) -> dict[str, str]:
-            return {**unless_set, **found, **environment}
-
-        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, name=name)
+        modules = modules_of_trials()
+        self._nodes[node] = There(node, modules, self._environment, self._unless_set, runtime_env, name=name)
 
     def _on(self, node: str | None) -> _Here | There | None:
         return None if node is None or self.off is not None else self._nodes.get(node)
