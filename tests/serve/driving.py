@@ -31,6 +31,8 @@ from tests.serve.invariants import check_scheduler
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
+#: What a lost GPU gives back may be refused at the moment of the loss.
+LOST = (Reason.GPU_LOST, Reason.LOST_TWICE)
 #: In the order of one moment: events, then the tick.
 EVENT, TICK = 0, 1
 
@@ -118,8 +120,8 @@ class Driver:
         elif isinstance(instruction, Refuse):
             request, reason = instruction.request, instruction.reason
             assert request.id not in self.refused
-            in_time = self.now <= max(request.deadline, request.arrival)
-            assert in_time or reason is Reason.GPU_LOST, f"request {request.id} is refused at {self.now}: too late"
+            in_time = self.now <= max(request.deadline, request.arrival) or reason in LOST
+            assert in_time, f"request {request.id} is refused at {self.now}: too late"
             self.refused[request.id] = reason.name
             self.refused_at[request.id] = self.now
         else:

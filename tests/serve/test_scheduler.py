@@ -144,14 +144,18 @@ class TestGpus:
         assert run.run(until=42.0).others == [Suspect(1, 1)]
 
     def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
+        """2 has no time for another GPU, and nobody wants 3 any more. 1 may be what ends GPUs: it gets no third one."""
         run = driver(figure(policy=EAGER), answers=False)
         run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 9.0)])
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 9.0), Request(3, "m", 0.0, 12.0)])
+        run.at(3.0, Cancelled("m", 3))
         run.at(4.0, GpuLost(1))
-        run.at(5.0, GpuJoined(2, 1))
-        run.run(until=5.0)
-        assert run.batches == [(0.0, 1, [2, 1]), (5.0, 2, [1])]
-        assert run.refused == {2: "GPU_LOST"}
+        for gpu in (2, 3):
+            run.at(3.0 + gpu, GpuJoined(gpu, 1))
+        run.at(5.5, GpuLost(2))
+        run.run(until=7.0)
+        assert run.batches == [(0.0, 1, [2, 1, 3]), (5.0, 2, [1])]
+        assert run.refused == {1: "LOST_TWICE", 2: "GPU_LOST", 3: "CANCELLED"}
 
 
 class TestRequests:
