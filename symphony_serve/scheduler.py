@@ -107,8 +107,6 @@ class Scheduler:
 
     def _request_arrived(self, event: RequestArrived, now: float, out: list[Instruction]) -> None:
         request = event.request
-        if request.id in self._open:
-            return  # Its frontend has sent it again because the answer takes long.
         side = self._sides.get(request.model)
         if side is None or request.model in self._leaving:
             out.append(Refuse(request, Reason.UNKNOWN_MODEL))
@@ -143,12 +141,7 @@ class Scheduler:
         return not len(self._sides[name].former) and name not in sent
 
     def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
-        known = self._gpus.gpus.get(event.gpu)
-        if known is not None:
-            if known.token >= event.token:
-                return
-            self._lose(event.gpu, now, out)
-        self._gpus.join(event.gpu, event.token, now if event.free is None else event.free, event.models)
+        self._gpus.join(event.gpu, event.token, now, event.models)
         self._matching.spread()
 
     def _gpu_holds(self, event: GpuHolds, now: float, out: list[Instruction]) -> None:
@@ -168,10 +161,8 @@ class Scheduler:
 
     def _batch_done(self, event: BatchDone, now: float, out: list[Instruction]) -> None:
         over = self._gpus.answer(event.gpu, event.token, event.plan, now)
-        if over:
-            for request in over[-1].requests:
-                del self._open[request.id]
-            self._take_back(over[:-1], now, out)
+        for request in over.requests if over is not None else ():
+            del self._open[request.id]
 
     def _batch_passed(self, event: BatchPassed, now: float, out: list[Instruction]) -> None:
         self._gpus.passed(event.gpu, event.token, event.plan, now)
@@ -203,16 +194,10 @@ class Scheduler:
                 self._offer(side, side.offer(now), now, out)
 
     def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
+        """What the GPU has not answered waits again, or is refused: what has lost two GPUs may be what ends them."""
         sent = self._gpus.drop(gpu)
         self._matching.spread()
-        self._take_back(sent, now, out)
-
-    def _take_back(self, batches: list[Dispatch], now: float, out: list[Instruction]) -> None:
-        """Batches that were sent will not be answered: their requests wait again, or are refused.
-
-        A request that has lost two GPUs may be what ends their processes.
-        """
-        for batch in batches:
+        for batch in sent:
             side = self._sides[batch.model]
             for request in batch.requests:
                 if (reason := self._open[request.id]) is not None:

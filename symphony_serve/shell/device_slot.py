@@ -60,7 +60,7 @@ class Slot:
         self, server: Told, number: int, device: Device, token: int, models: frozenset[str] | None, depth: int
     ):
         self.number, self.device, self.token, self.models = number, device, token, models
-        self.leaves = self.lost = False
+        self.leaves, self.lost = False, True
         self._server, self._depth = server, depth
         #: Nothing more is to come.
         self._ended = False
@@ -149,8 +149,7 @@ class Slot:
             await self._wait_for(token, 0, lost)
         except Exception:
             logger.exception("A look at device %d has failed", self.number)
-        if self.lost:  # A batch was sent meanwhile, and given up.
-            self.join_again()
+        self.join_again()  # If a batch was sent meanwhile, and given up.
 
     def _give_up(self) -> None:
         """The device is gone: what it has goes to another one, or is refused."""
@@ -173,8 +172,8 @@ class Slot:
         self.join_again()
 
     def join_again(self) -> None:
-        """The device is there again: the scheduler gives it batches."""
-        if not self._server.closed and not self.leaves:
+        """The device is there again, if it was lost: the scheduler gives it batches."""
+        if self.lost and not self._server.closed and not self.leaves:
             self.lost = False
             self._server.tell(GpuJoined(self.number, self.token, models=self.models))
 

@@ -82,10 +82,10 @@ class Driver:
         """The event will happen at this moment."""
         heapq.heappush(self._coming, (moment, order, next(self._count), event))
 
-    def joins(self, *frees: float) -> None:
-        """GPUs 1, 2, 3 and so on join at 0, and are free at these moments."""
-        for gpu, free in enumerate(frees, start=1):
-            self.at(0.0, GpuJoined(gpu, 1, free))
+    def joins(self, *moments: float) -> None:
+        """GPUs 1, 2, 3 and so on join at these moments."""
+        for gpu, moment in enumerate(moments, start=1):
+            self.at(moment, GpuJoined(gpu, 1))
 
     def requests(self, requests: Iterable[Request]) -> None:
         """They come at their arrival."""

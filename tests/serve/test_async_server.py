@@ -386,24 +386,6 @@ def test_a_server_ends_whose_device_does_not_come_back():
     assert server.look("closed")
 
 
-def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
-    entered, ends = set(), threading.Event()
-
-    def hangs(number):
-        def run(values):
-            entered.add(number)
-            assert ends.wait(PATIENCE_S)
-            return values
-
-        return {"m": run}
-
-    with ServedByThread([model()], [hangs(number) for number in range(4)]) as server:
-        assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
-        assert len(entered) == 2
-        ends.set()
-
-
 def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
     gate, seen = Gate(), []
     with ServedByThread([model()], [{"m": gate}], seen.append) as server:

@@ -169,15 +169,6 @@ class TestRequests:
         assert run.refused == {1: "LATE_ON_ARRIVAL", 2: "UNKNOWN_MODEL", 3: "CANCELLED"}
         assert not run.batches
 
-    def test_a_request_that_is_sent_again_is_served_once(self):
-        run = driver(figure())
-        run.joins(0.0)
-        again = Request(1, "m", 0.0, 12.0)
-        run.requests([again])
-        run.at(1.0, RequestArrived(again))
-        run.at(5.5, RequestArrived(again))
-        assert run.run().batches == [(5.0, 1, [1])]
-
     @pytest.mark.parametrize(
         ("make", "said"),
         [
