@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.serve import WORKLOADS, model, staggered_peak
+from benchmarks.serve_arrivals import poisson
 from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.messages import Event, Instruction
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import poisson
 
 #: (GPUs, models): the first is the target of the room.
 CASES = ((1000, 20), (32, 20), (4096, 20), (1000, 500))

@@ -1,4 +1,4 @@
-"""Requests by seed, and a server and its GPUs on a virtual clock: how many requests are in time.
+"""A server and its GPUs on a virtual clock: how many requests are in time.
 
 A server is the `Scheduler`, or a baseline. A GPU takes exactly as long for a batch as its `Dispatch` says. Of one
 moment, the arrivals come first, then the ends of batches, and then the tick that the server has asked for. All times
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from symphony_serve.errors import ServeError
@@ -28,25 +27,6 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
-
-
-def poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
-    """Requests for ever, in the order of their arrival; ids from 0. Those of a model are a Poisson process.
-
-    rates: by model, finite. slos: by model, the seconds from a request's arrival to its deadline.
-    """
-    rng = random.Random(seed)
-    models = [model for model, rate in rates.items() if rate > 0]
-    total = sum(rates.values())
-    if not models:
-        return
-    shares, budgets = [rates[model] for model in models], [slos[model] for model in models]
-    now, number = 0.0, 0
-    while True:
-        for place in rng.choices(range(len(models)), shares, k=1000):
-            now += rng.expovariate(total)
-            yield Request(number, models[place], now, now + budgets[place])
-            number += 1
 
 
 @dataclass(slots=True)

@@ -17,10 +17,12 @@ from fluidtune.serving.model_tables import LEAST_RATE, MOST
 from symphony_serve.autoscale import BAD_RATE, gpus_for
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
+from symphony_serve.messages import Request
 from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.placement.arrivals import drawn
 from symphony_serve.profiles import Profile, profiles_from_json
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation, poisson
+from symphony_serve.twin import Simulation
 
 K = TypeVar("K", bound=Enum)
 #: The file with the profiles, in the service's directory.
@@ -99,9 +101,12 @@ def devices_for(models: Sequence[Model], rate: float) -> tuple[int, float]:
 
 def bad_rate(models: Sequence[Model], devices: int, rate: float) -> float:
     """The part of the requests to some model that are refused or late, at the most; they are Poisson arrivals."""
-    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
-    slos = {one.name: one.slo for one in models}
-    warm_up = WARM_UP_SLOS * max(slos.values())
-    simulation = Simulation(Scheduler(models), devices, poisson(rates, slos, seed=1), warm_up, REQUESTS / rate)
+    warm_up, count = WARM_UP_SLOS * max(one.slo for one in models), len(models)
+    given = drawn([rate / count] * count, [1.0] * count, REQUESTS + round(rate * warm_up))
+    coming = (
+        Request(number, models[one].name, at, at + models[one].slo)
+        for number, (at, one) in enumerate(zip(given.times.tolist(), given.models.tolist(), strict=True))
+    )
+    simulation = Simulation(Scheduler(models), devices, coming, warm_up, REQUESTS / rate)
     simulation.play()
     return simulation.worst_bad_rate

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.serve_arrivals import poisson
 from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.making_room import Demand, placed_for
 from symphony_serve.messages import GpuHolds, Request, RequestArrived
@@ -15,7 +16,6 @@ from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.replacement import Asked, Device, Drop, Dropped, Found, Held, Standing, handle
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import poisson
 
 NOW = 100.0
 IDLE, ASKED = Demand(at=NOW, stands=0.0, last=50.0), Demand(at=NOW, stands=0.0, last=99.0, lately=4.0)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import symphony_serve
+from benchmarks.serve_arrivals import poisson
 from symphony_serve.batching.window import Window
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation, poisson
+from symphony_serve.twin import Simulation
 from tests.serve.fault_schedules import orloj
 
 ROOM = Path(symphony_serve.__file__).parent
