@@ -16,6 +16,7 @@ from benchmarks.orloj_profiles import BatchMap, VaryingProfile, largest, mixture
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_twin import Outcome
 from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
@@ -33,7 +34,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome
 
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]

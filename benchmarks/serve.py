@@ -34,13 +34,14 @@ from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.rival_servers.timeout import with_timeout
+from benchmarks.serve_arrivals import poisson
+from benchmarks.serve_twin import Outcome, goodput
 from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.batching.window import Window
 from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome, goodput, poisson
 
 #: Table 2: alpha, beta and SLO in ms.
 WORKLOADS = {"resnet50": (1.053, 5.072, 25.0), "inception_resnet_v2": (5.090, 18.368, 70.0)}

@@ -1,4 +1,4 @@
-"""Requests by seed that come in bursts. All times are seconds, all rates requests per second."""
+"""Requests by seed, at random or in bursts. All times are seconds, all rates requests per second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ from collections.abc import Iterator, Mapping
 
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Request
-from symphony_serve.twin import poisson
+
+
+def poisson(rates: Mapping[str, float], slos: Mapping[str, float], seed: int) -> Iterator[Request]:
+    """Requests for ever, in the order of their arrival; ids from 0. Those of a model are a Poisson process.
+
+    rates: by model, finite. slos: by model, the seconds from a request's arrival to its deadline.
+    """
+    rng = random.Random(seed)
+    models = [model for model, rate in rates.items() if rate > 0]
+    total = sum(rates.values())
+    if not models:
+        return
+    shares, budgets = [rates[model] for model in models], [slos[model] for model in models]
+    now, number = 0.0, 0
+    while True:
+        for place in rng.choices(range(len(models)), shares, k=1000):
+            now += rng.expovariate(total)
+            yield Request(number, models[place], now, now + budgets[place])
+            number += 1
 
 
 def arrivals(rates: Mapping[str, float], slos: Mapping[str, float], seed: int, shape: float) -> Iterator[Request]:

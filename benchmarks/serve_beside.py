@@ -122,6 +122,7 @@ def service(beside: bool) -> dict[str, Any]:
     import torch
 
     from benchmarks.serve import staggered
+    from benchmarks.serve_arrivals import poisson
     from benchmarks.serve_real import classify, digits_network
     from benchmarks.served_by_thread import ServedByThread
     from fluidtune.cluster.sharing.beside import Turn
@@ -129,7 +130,6 @@ def service(beside: bool) -> dict[str, Any]:
     from symphony_serve.model_side import EAGER
     from symphony_serve.shell.async_server import BatchSeen
     from symphony_serve.shell.device import LocalDevice, Waited
-    from symphony_serve.twin import poisson
 
     network = digits_network(CHANNELS)
     turn = Turn("service", served=True) if beside else None

@@ -32,9 +32,9 @@ from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
 from benchmarks.serve_arrivals import arrivals
+from benchmarks.serve_twin import Outcome, goodput
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
-from symphony_serve.twin import Outcome, goodput
 
 SIDES: dict[str, MakeServer] = {
     "deferred_window": ours,

@@ -15,9 +15,10 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.serve import WORKLOADS, model, staggered_peak
+from benchmarks.serve_arrivals import poisson
+from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.messages import Event, Instruction
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation, poisson
 
 #: (GPUs, models): the first is the target of the room.
 CASES = ((1000, 20), (32, 20), (4096, 20), (1000, 500))
@@ -49,7 +50,7 @@ def measure(gpus: int, models: int, requests: int) -> dict[str, Any]:
     scheduler = Scheduler(served)
     timed = Timed(scheduler)
     coming = poisson(rates, {one.name: one.slo for one in served}, 1)
-    outcome = Simulation(timed, gpus, coming, 0.0, requests / rate).run()
+    outcome = MeasuredSimulation(timed, gpus, coming, 0.0, requests / rate).run()
     handled = sum(count.total for count in outcome.models.values())
     calls = sorted(timed.seconds)
     return {

@@ -21,15 +21,15 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.messages import BatchTook, Dispatch, GpuJoined, Instruction, Request, Server, Suspect
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation
 
 
-class VaryingSimulation(Simulation):
-    """A `Simulation` in which a batch takes as long as ``takes`` says, with what passes before its inputs are there.
+class VaryingSimulation(MeasuredSimulation):
+    """A simulation in which a batch takes as long as ``takes`` says, with what passes before its inputs are there.
 
     If the server gives a batch up because it takes too long, nothing of it is answered, and the GPU joins again when it
     ends.
@@ -49,8 +49,8 @@ class VaryingSimulation(Simulation):
         self._suspects: set[tuple[int, int]] = set()
         super().__init__(server, gpus, requests, warm_up, measured)
 
-    def _seconds(self, batch: Dispatch) -> float:
-        return self._takes(batch)
+    def _end_of(self, batch: Dispatch) -> float:
+        return batch.start + self._takes(batch)
 
     def _carry_out(self, instruction: Instruction, now: float) -> None:
         if not isinstance(instruction, Suspect):

@@ -82,9 +82,9 @@ class GpuTable:
         #: (moment, id, token, plan): a GPU is suspect if it has not answered by then.
         self._watch: list[tuple[float, int, int, int]] = []
 
-    def join(self, gpu: int, token: int, free: float, models: Held = None) -> None:
+    def join(self, gpu: int, token: int, now: float, models: Held = None) -> None:
         """A GPU that is not in the table comes."""
-        self.gpus[gpu] = Gpu(gpu, token, free, free)
+        self.gpus[gpu] = Gpu(gpu, token, now, now)
         self.hold(self.gpus[gpu], models)
 
     def hold(self, gpu: Gpu, models: Held) -> None:
@@ -148,18 +148,15 @@ class GpuTable:
         gpu.leaves = True
         gpu.stamp = next(self._stamps)
 
-    def answer(self, gpu: int, token: int, plan: int, now: float) -> list[Dispatch]:
-        """A GPU has finished a batch. Returns the batches that are over, this one last.
-
-        Those before it were left out, because a GPU runs batches in order. Empty if the answer is outdated.
-        """
+    def answer(self, gpu: int, token: int, plan: int, now: float) -> Dispatch | None:
+        """A GPU has finished this batch; None: the answer is outdated."""
         record = self.gpus.get(gpu)
-        if record is None or record.token != token or plan not in [one.plan for one in record.sent]:
-            return []
+        sent = record.sent if record is not None and record.token == token else ()
+        over = next((one for one in sent if one.plan == plan), None)
+        if record is None or over is None:
+            return None
         full = len(record.sent) > self._ahead  # It is in no heap then, and will be in one: there is room for a batch.
-        over = [record.sent.popleft()]
-        while over[-1].plan != plan:
-            over.append(record.sent.popleft())
+        record.sent.remove(over)
         free = ends = now
         for waiting in record.sent:
             ends = max(waiting.start + waiting.seconds, ends + (waiting.seconds - waiting.overlap))

@@ -125,12 +125,10 @@ class GpuJoined(Event):
     """A GPU can be used, with these models loaded; None: with all, also those that are added later.
 
     token: names the time for which it is ours. A GPU that comes back has a larger one.
-    free: when it will be idle; None: now.
     """
 
     gpu: int
     token: int
-    free: float | None = None
     models: frozenset[str] | None = None
 
 

@@ -138,6 +138,9 @@ class ModelSide:
         self._batches = 0
         #: Orloj keeps the requests until so many batches were seen; 0: it never had them.
         self._stays_until = 0
+        #: Of which profile `fastest` was made, and what it is.
+        self._usual: Profile | None = None
+        self._fastest = (0.0, 0.0)
         self._rate = RateMeter()
         self._last_rate: float | None = None
         if isinstance(model.batching, Batching):
@@ -251,9 +254,18 @@ class ModelSide:
         return self._learned.expected
 
     @property
-    def usual(self) -> Profile:
-        """The seconds that batches take of which many follow each other."""
-        return self._times.usual if self._learned is None else self._learned.expected
+    def fastest(self) -> tuple[float, float]:
+        """The seconds of a request in the batches that take the fewest for each, and the fewest of a batch of 1.
+
+        By what batches take of which many follow each other. What the first profile says of a batch of 1 is always
+        possible: only the requests that come can bring about that the model is tried with it.
+        """
+        usual = self._times.usual if self._learned is None else self._learned.expected
+        if usual is not self._usual:
+            self._usual, most = usual, max(1, usual.largest(self.model.budget))
+            each = min([usual.seconds(size) * usual.part(size) / size for size in range(1, most + 1)])
+            self._fastest = each, min(self.model.profile.seconds(1), usual.seconds(1))
+        return self._fastest
 
     def offer(self, now: float) -> Offer | None:
         return self._offer(self.former.form(now), now)

@@ -59,8 +59,9 @@ class Scheduler:
         self._leaving: set[str] = set()
         self._gpus = GpuTable(max(model.profile.depth for model in given) - 1, least_patience)
         self._matching = Matching(self._sides, self._gpus)
-        #: The ids of all requests that are neither answered nor refused.
-        self._open: set[int] = set()
+        #: By id of each request that is neither answered nor refused, why it is refused if its GPU is lost; None: it is
+        #: not, but waits for another one.
+        self._open: dict[int, Reason | None] = {}
         self._now = -math.inf
         #: The moment of the latest WakeAt.
         self._wake = math.inf
@@ -106,14 +107,12 @@ class Scheduler:
 
     def _request_arrived(self, event: RequestArrived, now: float, out: list[Instruction]) -> None:
         request = event.request
-        if request.id in self._open:
-            return  # Its frontend has sent it again because the answer takes long.
         side = self._sides.get(request.model)
         if side is None or request.model in self._leaving:
             out.append(Refuse(request, Reason.UNKNOWN_MODEL))
             return
         side.add(request, now)  # First: it raises ServeError for a request that cannot be.
-        self._open.add(request.id)
+        self._open[request.id] = None
         self._offer(side, side.offer(now), now, out, frozenset((request.id,)), Reason.LATE_ON_ARRIVAL)
 
     def _cancelled(self, event: Cancelled, now: float, out: list[Instruction]) -> None:
@@ -122,6 +121,8 @@ class Scheduler:
         if side is not None and request is not None:
             self._refuse(Refuse(request, Reason.CANCELLED), out)
             self._offer(side, side.offer(now), now, out)
+        elif event.request in self._open:
+            self._open[event.request] = Reason.CANCELLED
 
     def _model_added(self, event: ModelAdded, now: float, out: list[Instruction]) -> None:
         model = event.model
@@ -140,12 +141,7 @@ class Scheduler:
         return not len(self._sides[name].former) and name not in sent
 
     def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
-        known = self._gpus.gpus.get(event.gpu)
-        if known is not None:
-            if known.token >= event.token:
-                return
-            self._lose(event.gpu, now, out)
-        self._gpus.join(event.gpu, event.token, now if event.free is None else event.free, event.models)
+        self._gpus.join(event.gpu, event.token, now, event.models)
         self._matching.spread()
 
     def _gpu_holds(self, event: GpuHolds, now: float, out: list[Instruction]) -> None:
@@ -165,9 +161,8 @@ class Scheduler:
 
     def _batch_done(self, event: BatchDone, now: float, out: list[Instruction]) -> None:
         over = self._gpus.answer(event.gpu, event.token, event.plan, now)
-        if over:
-            self._open.difference_update([request.id for request in over[-1].requests])
-            self._take_back(over[:-1], now, out)
+        for request in over.requests if over is not None else ():
+            del self._open[request.id]
 
     def _batch_passed(self, event: BatchPassed, now: float, out: list[Instruction]) -> None:
         self._gpus.passed(event.gpu, event.token, event.plan, now)
@@ -199,16 +194,17 @@ class Scheduler:
                 self._offer(side, side.offer(now), now, out)
 
     def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
+        """What the GPU has not answered waits again, or is refused: what has lost two GPUs may be what ends them."""
         sent = self._gpus.drop(gpu)
         self._matching.spread()
-        self._take_back(sent, now, out)
-
-    def _take_back(self, batches: list[Dispatch], now: float, out: list[Instruction]) -> None:
-        """Batches that were sent will not be answered: their requests wait again, or are refused."""
-        for batch in batches:
+        for batch in sent:
             side = self._sides[batch.model]
             for request in batch.requests:
-                side.former.add(request)
+                if (reason := self._open[request.id]) is not None:
+                    self._refuse(Refuse(request, reason), out)
+                else:
+                    self._open[request.id] = Reason.LOST_TWICE
+                    side.former.add(request)
             back = frozenset(request.id for request in batch.requests)
             self._offer(side, side.offer(now), now, out, back, Reason.GPU_LOST)
 
@@ -228,17 +224,34 @@ class Scheduler:
             self._refuse(Refuse(refuse.request, reason) if instead else refuse, out)
 
     def _refuse(self, refuse: Refuse, out: list[Instruction]) -> None:
-        self._open.discard(refuse.request.id)
+        self._open.pop(refuse.request.id, None)
         out.append(refuse)
 
     def batching(self, model: str) -> Batching:
         """The former that the model has now: `Batching.WINDOW` or `Batching.ORLOJ`."""
         return self._sides[model].batching
 
-    def usual(self, model: str) -> Profile:
-        """The seconds that the model's batches take of which many follow each other."""
-        return self._sides[model].usual
-
     def profile(self, model: str) -> Profile:
         """The seconds of the model's batches as they are known now; where times vary, the expected ones."""
         return self._sides[model].profile
+
+    def alone(self, model: str) -> float:
+        """The fewest seconds of a batch of 1."""
+        return self._sides[model].fastest[1]
+
+    def wait(self, model: str, gpus: int, now: float, count: int = 1) -> float:
+        """Seconds at the least until so many GPUs have run ``count`` more requests to the model, and all before them.
+
+        Infinite: there are none. What waits for other models need not go first, batches may be the fastest ones, and
+        GPUs that are not there may come back at once: so it can only be more. To refuse at once what has less time
+        costs the least: its input need not be read. (Of several GPUs, one may be through with a request while
+        another one still runs what came before it. So a request may be refused that would have been just in time.)
+        """
+        if not gpus:
+            return math.inf
+        side = self._sides[model]
+        each, alone = side.fastest
+        there = self._gpus.gpus.values()
+        with_it = [one for one in there if not one.leaves and (one.models is None or model in one.models)]
+        busy = sum([max(0.0, one.free - now) for one in with_it])
+        return (busy + (len(side.former) + count - 1) * each + min(each, alone)) / gpus

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.rival_servers.central import CentralServer, Choice, fitting
+from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.messages import Dispatch, Instruction, Request
 from symphony_serve.model_side import Model
-from symphony_serve.twin import Simulation
 
 #: A batch stops one that runs if it has this many times as many requests. Source: Shepherd's public code for its
 #: comparison with Symphony (nexuslb, tools/shepherd); its paper derives 3.03 as the best lambda.
@@ -24,7 +24,7 @@ class Preempt(Instruction):
     plan: int
 
 
-class PreemptiveSimulation(Simulation):
+class PreemptiveSimulation(MeasuredSimulation):
     """A simulation in which a server may stop a batch."""
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fluidtune.commands.words import OptionOf, connect, device_counts, refuse_unread, write
+from fluidtune.commands.words import OptionOf, connect, refuse_unread, write
 from fluidtune.errors import FluidTuneError
 
 #: The form of `serve start` and `serve plan` for several models, and that of `serve plan` for a run; and their options.
@@ -187,7 +187,6 @@ def serve_rollback(where: Any, name: str | None) -> None:
 @click.argument("source", required=False)
 @click.option("--rate", type=float, default=None, help="Requests per second, of all trials together.")
 @click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
-@_run_option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
 @_run_option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--models", default=None, metavar="FILE", help="Place the models in this TOML file (docs/placement.md).")
 @_models_option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
@@ -207,7 +206,6 @@ def serve_plan(
     source: str | None,
     rate: float | None,
     slo: float | None,
-    sizes: str,
     starts: str,
     models: str | None,
     gpus: int | None,
@@ -221,10 +219,10 @@ def serve_plan(
 
     With --models instead of SOURCE: predict which of many models should stand on which GPUs.
     """
-    from rich.console import Console
-
     if models is not None:
         import json
+
+        from rich.console import Console
 
         from fluidtune.serving import model_placement
 
@@ -244,11 +242,10 @@ def serve_plan(
     refuse_unread(_SOURCE)
     if source is None or rate is None or slo is None:
         raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
-    served = capacity.models_of(source, slo, starts)
-    needed = capacity.devices_for(served, rate)
-    found = [capacity.forecast(served, count, rate) for count in sorted({needed, *device_counts(sizes)})]
-    Console().print(capacity.render(found, rate, slo))
-    click.echo(f"{needed} {'device is' if needed == 1 else 'devices are'} needed for {rate:g} requests/s")
+    needed, bad = capacity.devices_for(capacity.models_of(source, slo, starts), rate)
+    devices = "device is" if needed == 1 else "devices are"
+    click.echo(f"{needed} {devices} needed for {rate:g} requests/s with an SLO of {1e3 * slo:g} ms.")
+    click.echo(f"Then {bad:.1%} of the requests are refused or late, by the twin, if they come at random (Poisson).")
 
 
 @serve.command("stop")

@@ -7,10 +7,9 @@ seconds, all rates requests per second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import SERVICE_DIRECTORY
@@ -18,39 +17,23 @@ from fluidtune.serving.model_tables import LEAST_RATE, MOST
 from symphony_serve.autoscale import BAD_RATE, gpus_for
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
+from symphony_serve.messages import Request
 from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.placement.arrivals import drawn
 from symphony_serve.profiles import Profile, profiles_from_json
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Outcome, Simulation, goodput, poisson
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from symphony_serve.twin import Simulation
 
 K = TypeVar("K", bound=Enum)
 #: The file with the profiles, in the service's directory.
 PROFILES = "profiles.json"
-#: Requests that are simulated for each answer, and the precision of a goodput as a part of it. 1 % of 5,000 requests
-#: are 50, which is exact to a seventh of them; ten answers take some seconds.
-REQUESTS, PRECISION = 5000, 0.02
+#: Requests that are simulated for each answer. 1 % of 5,000 are 50, which is exact to a seventh of them; ten answers
+#: take some seconds.
+REQUESTS = 5000
 #: SLOs that pass before what is measured. Queues and the measured rate are then what they stay.
 WARM_UP_SLOS = 20
 #: No plan is made for more devices. The twin takes minutes for more.
 MOST_DEVICES = 4096
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a number of devices does. goodput: the highest rate of which at most 1 % are refused or late.
-
-    bad_rate: the part of the requests that are, at the rate that was asked about. median_batch, utilisation: at that
-    rate.
-    """
-
-    devices: int
-    goodput: float
-    bad_rate: float
-    median_batch: int
-    utilisation: float
 
 
 def one_of(kind: type[K], name: str, value: str) -> K:
@@ -95,53 +78,35 @@ def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
         raise FluidTuneError(str(error))
 
 
-def devices_for(models: Sequence[Model], rate: float) -> int:
-    """The smallest number of devices of which the twin says that they bear ``rate``, shared equally by the models."""
+def devices_for(models: Sequence[Model], rate: float) -> tuple[int, float]:
+    """The smallest number of devices that bear ``rate``, shared equally by the models, by the twin.
+
+    And the part of the requests to some model that are then refused or late, at the most.
+    """
     if not LEAST_RATE <= rate <= MOST:
         raise FluidTuneError(f"rate is {rate}, expected requests per second above 0 ({LEAST_RATE:g} to {MOST:g})")
     low, high = 0, max(1, round(gpus_for((one.profile, one.budget, rate / len(models)) for one in models)))
-    while high <= MOST_DEVICES and simulated(models, high, rate).worst_bad_rate > BAD_RATE:
+    found: dict[int, float] = {}
+    while high <= MOST_DEVICES and found.setdefault(high, bad_rate(models, high, rate)) > BAD_RATE:
         low, high = high, 2 * high
     if high > MOST_DEVICES:
         said = f"{low} devices do not bear" if low else f"about {high} devices are needed for"
         raise FluidTuneError(f"{said} {rate:g} requests/s; ask about a smaller rate")
     while high - low > 1:
         middle = (low + high) // 2
-        if simulated(models, middle, rate).worst_bad_rate > BAD_RATE:
-            low = middle
-        else:
-            high = middle
-    return high
+        found[middle] = bad_rate(models, middle, rate)
+        low, high = (middle, high) if found[middle] > BAD_RATE else (low, middle)
+    return high, found[high]
 
 
-def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
-    found = goodput(lambda asked: simulated(models, devices, asked), rate, PRECISION)
-    outcome = simulated(models, devices, rate)
-    return Forecast(devices, found, outcome.bad_rate, outcome.median_batch(), outcome.utilisation)
-
-
-def simulated(models: Sequence[Model], devices: int, rate: float) -> Outcome:
-    """The models at a total rate of Poisson arrivals that is shared equally."""
-    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
-    slos = {one.name: one.slo for one in models}
-    requests = poisson(rates, slos, seed=1)
-    return Simulation(Scheduler(models), devices, requests, WARM_UP_SLOS * max(slos.values()), REQUESTS / rate).run()
-
-
-def render(found: Sequence[Forecast], rate: float, slo: float) -> RenderableType:
-    """The forecasts as a table for `rich`, one row per number of devices."""
-    from rich.table import Table
-
-    title = f"Predicted by the twin: {rate:g} requests/s, Poisson, SLO {1e3 * slo:g} ms"
-    table = Table(title=title, title_justify="left")
-    for name in ("devices", "requests/s in time", "refused or late", "median batch", "devices busy"):
-        table.add_column(name, justify="right")
-    for one in found:
-        table.add_row(
-            str(one.devices),
-            f"{one.goodput:.4g}",
-            f"{one.bad_rate:.1%}",
-            str(one.median_batch),
-            f"{one.utilisation:.0%}",
-        )
-    return table
+def bad_rate(models: Sequence[Model], devices: int, rate: float) -> float:
+    """The part of the requests to some model that are refused or late, at the most; they are Poisson arrivals."""
+    warm_up, count = WARM_UP_SLOS * max(one.slo for one in models), len(models)
+    given = drawn([rate / count] * count, [1.0] * count, REQUESTS + round(rate * warm_up))
+    coming = (
+        Request(number, models[one].name, at, at + models[one].slo)
+        for number, (at, one) in enumerate(zip(given.times.tolist(), given.models.tolist(), strict=True))
+    )
+    simulation = Simulation(Scheduler(models), devices, coming, warm_up, REQUESTS / rate)
+    simulation.play()
+    return simulation.worst_bad_rate

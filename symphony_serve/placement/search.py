@@ -212,24 +212,23 @@ class LeastGpus:
         Fewer than are busy may do, as models have weights. Then search with a beam on one GPU less, until that does not
         suffice. What is told is the best of the search that goes on.
         """
-        low, count, below = 0, self._first, None
+        low, count = 0, self._first
         while not self.gpus or self.gpus - low > 1:
             search = self._on(count)
             yield from search.greedy()
             if not self._suffices(search):
-                low, below = count, search
+                low = count
             if not self.gpus and count >= MOST_GPUS:
                 raise ServeError(
                     f"{count} GPUs attain {search.best.attainment:.4f}, less than {self._goal:g}, and no plan is "
                     "made for more; ask about smaller rates or longer SLOs"
                 )
             count = (low + self.gpus) // 2 if self.gpus else min(2 * count, MOST_GPUS)
-        while below is not None and below.gpus < self.gpus:
-            yield from below.beam()
-            if not self._suffices(below) or self.gpus == 1:
+        while self.gpus > 1:
+            search = self._on(self.gpus - 1)
+            yield from search.steps()
+            if not self._suffices(search):
                 return
-            below = self._on(self.gpus - 1)
-            yield from below.greedy()
 
     def _on(self, gpus: int) -> Search:
         return Search(self._models, gpus, self._memory, self._requests, self._goal, self._parts)

@@ -31,6 +31,8 @@ from tests.serve.invariants import check_scheduler
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
+#: What a lost GPU gives back may be refused at the moment of the loss.
+LOST = (Reason.GPU_LOST, Reason.LOST_TWICE)
 #: In the order of one moment: events, then the tick.
 EVENT, TICK = 0, 1
 
@@ -80,10 +82,10 @@ class Driver:
         """The event will happen at this moment."""
         heapq.heappush(self._coming, (moment, order, next(self._count), event))
 
-    def joins(self, *frees: float) -> None:
-        """GPUs 1, 2, 3 and so on join at 0, and are free at these moments."""
-        for gpu, free in enumerate(frees, start=1):
-            self.at(0.0, GpuJoined(gpu, 1, free))
+    def joins(self, *moments: float) -> None:
+        """GPUs 1, 2, 3 and so on join at these moments."""
+        for gpu, moment in enumerate(moments, start=1):
+            self.at(moment, GpuJoined(gpu, 1))
 
     def requests(self, requests: Iterable[Request]) -> None:
         """They come at their arrival."""
@@ -118,8 +120,8 @@ class Driver:
         elif isinstance(instruction, Refuse):
             request, reason = instruction.request, instruction.reason
             assert request.id not in self.refused
-            in_time = self.now <= max(request.deadline, request.arrival)
-            assert in_time or reason is Reason.GPU_LOST, f"request {request.id} is refused at {self.now}: too late"
+            in_time = self.now <= max(request.deadline, request.arrival) or reason in LOST
+            assert in_time, f"request {request.id} is refused at {self.now}: too late"
             self.refused[request.id] = reason.name
             self.refused_at[request.id] = self.now
         else:

@@ -1,9 +1,8 @@
 """Seeded schedules of faults over the real scheduler, with frontends and backends on a virtual clock.
 
 ``python -m tests.serve.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
-and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, the scheduler dies and starts
-with empty hands; GPUs join, leave, die, fall silent and take longer than was predicted; messages take any time, and
-answers come twice; the scheduler's clock jumps.
+and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, GPUs join, leave, die, fall
+silent and take longer than was predicted, and messages take any time.
 
 Checked:
 
@@ -11,12 +10,9 @@ Checked:
 - the scheduler refuses no request that it does not hold, and its books are right after every event;
 - batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
 - no batch is sent to a GPU that was said to be taken away;
-- where no time is wrong (no GPU is slow or silent, no clock jumps), every answer is in time;
-- every refusal comes by the request's deadline. It may come later only by the time that a dead scheduler needs to come
-  back or the loss of a GPU is not noticed, and where times are wrong, by the patience with a GPU that overruns and by
-  how far the scheduler's clock was set back.
-
-A frontend sends a request again when the scheduler has started anew, and tells its client only the first outcome.
+- where no time is wrong (no GPU is slow or silent), every answer is in time;
+- every refusal comes by the request's deadline. It may come later only by the time that the loss of a GPU is not
+  noticed, and where times are wrong, by the patience with a GPU that overruns.
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ SLO_S = 14.0
 MAX_BATCH = 8
 #: The longest that a message takes, s, in a schedule with delays; it is also what the scheduler allows for.
 LATE_S = 0.3
-#: How long a dead scheduler needs to come back, and a dead GPU until the scheduler is told, s at most.
+#: How long a dead GPU needs to come back, and until the scheduler is told, s at most.
 RESTART_S, DETECTION_S = 4.0, 3.0
 
 
@@ -95,7 +91,6 @@ class Backend:
     token: int = 0
     plan: int = -1
     running: bool = False
-    until: float = 0.0
     silent_until: float = 0.0
     waiting: list[Dispatch] = field(default_factory=list)
     leaves: bool = False
@@ -116,15 +111,12 @@ class World:
             Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
             for name in "abc"[: rng.randint(1, 3)]
         ]
-        #: Which faults this schedule has.
+        #: Whether GPUs fall silent, or take longer than was predicted.
         self._wrong_times = rng.random() < 0.6
-        self._deaths = rng.random() < 0.5
-        self._scheduler: Scheduler | None = Scheduler(self._models)
-        self._life = 0
-        self._offset = self._least_offset = 0.0
+        self._scheduler = Scheduler(self._models)
         #: Seconds by which a refusal may come after the deadline because a GPU overruns: its batch was to end in time.
         self._patience = (PATIENCE - 1) * profile.seconds(MAX_BATCH) if self._wrong_times else 0.0
-        #: (begin, end) of the times in which the scheduler was dead, or did not know that a GPU was lost.
+        #: (begin, end) of the times in which the scheduler did not know that a GPU was lost.
         self._outages: list[tuple[float, float]] = []
         self._backends = [Backend(gpu) for gpu in range(rng.randint(1, 5))]
         #: By id: requests whose client was not told, and those that were told what.
@@ -155,12 +147,7 @@ class World:
         return self._told
 
     def _faults(self) -> list[Callable[[], None]]:
-        found = [self._lose_gpu, self._leave, self._cancel]
-        if self._wrong_times:
-            found += [self._fall_silent, self._jump]
-        if self._deaths:
-            found.append(self._die)
-        return found
+        return [self._lose_gpu, self._leave, self._cancel, *([self._fall_silent] if self._wrong_times else [])]
 
     def _at(self, moment: float, happen: Callable[[], None], last: bool = False) -> None:
         heapq.heappush(self._events, (max(moment, self._now), last, next(self._count), happen))
@@ -194,7 +181,7 @@ class World:
 
     def _latest_refusal(self, request: Request) -> float:
         """The moment by which the request is to be refused, if it is not answered."""
-        latest = request.deadline + self._patience - self._least_offset
+        latest = request.deadline + self._patience
         for begin, end in sorted(self._outages):
             if begin <= latest:
                 latest = max(latest, end)
@@ -203,19 +190,14 @@ class World:
     # The scheduler.
 
     def _tell(self, event: Event) -> None:
-        """Let the scheduler handle an event, and carry out what it answers. A dead one hears nothing."""
+        """Let the scheduler handle an event, and carry out what it answers."""
         scheduler = self._scheduler
-        if scheduler is None:
-            return
         if self._log:
             self._log(f"{self._now:8.3f}  {event}")
         held = set(unanswered(scheduler))
         if isinstance(event, RequestArrived):
             held.add(event.request.id)
-        now = self._now + self._offset
-        if isinstance(event, Tick) and abs(now - self._wake) < SAME_MOMENT_S:
-            now = max(now, self._wake)  # The sum with the offset is rounded.
-        told = scheduler.handle(event, now)
+        told = scheduler.handle(event, self._now)
         try:
             check_scheduler(scheduler)
         except AssertionError as error:
@@ -228,8 +210,7 @@ class World:
             self._log(f"{'':10}-> {instruction}")
         if isinstance(instruction, WakeAt):
             self._wake = wake = instruction.at
-            life = self._life
-            self._at(wake - self._offset, lambda: self._tick(wake, life), last=True)
+            self._at(wake, lambda: self._tell(Tick()) if wake == self._wake else None, last=True)
         elif isinstance(instruction, Refuse):
             self._require(instruction.request.id in held, f"request {instruction.request.id} is refused twice")
             held.remove(instruction.request.id)
@@ -245,22 +226,18 @@ class World:
             backend = self._backends[instruction.gpu]
             self._at(self._now + 1.0, lambda: self._restart(backend))
 
-    def _tick(self, wake: float, life: int) -> None:
-        if wake == self._wake and life == self._life:
-            if self._now + self._offset < wake - SAME_MOMENT_S:  # The clock has jumped back meanwhile.
-                self._at(wake - self._offset, lambda: self._tick(wake, life), last=True)
-            else:
-                self._tell(Tick())
-
     # The backends.
 
     def _join(self, backend: Backend) -> None:
-        """A backend tells the scheduler that it can be used, under a new token."""
+        """A backend that was dead tells the scheduler that it can be used, under a new token."""
+        if backend.alive:
+            return
         backend.alive = True
         backend.token += 1
         backend.plan = -1
         backend.waiting.clear()
-        self._tell(GpuJoined(backend.gpu, backend.token, backend.until + self._offset if backend.running else None))
+        self._tell(GpuLost(backend.gpu))  # If that was not said yet.
+        self._tell(GpuJoined(backend.gpu, backend.token))
         if backend.leaves:
             self._tell(GpuLeaving(backend.gpu))
 
@@ -278,10 +255,9 @@ class World:
             return
         batch, life = backend.waiting.pop(0), backend.life
         stretch = self._rng.choice([1.0, 1.0, 0.5, 1.3, 5.0]) if self._wrong_times else 1.0
-        begin = max(self._now, batch.start - self._offset) if self._delays.response else self._now
+        begin = max(self._now, batch.start) if self._delays.response else self._now
         backend.running = True
-        backend.until = begin + stretch * batch.seconds
-        self._at(backend.until, lambda: self._finish(backend, batch, life))
+        self._at(begin + stretch * batch.seconds, lambda: self._finish(backend, batch, life))
 
     def _finish(self, backend: Backend, batch: Dispatch, life: int) -> None:
         if backend.life != life:
@@ -293,9 +269,7 @@ class World:
         backend.running = False
         for request in batch.requests:
             self._outcome(request, "answered")
-        done = BatchDone(batch.gpu, batch.token, batch.plan)
-        for _ in range(2 if self._rng.random() < 0.1 else 1):
-            self._at(self._now + self._travel(), lambda: self._tell(done))
+        self._at(self._now + self._travel(), lambda: self._tell(BatchDone(batch.gpu, batch.token, batch.plan)))
         self._work(backend)
 
     def _restart(self, backend: Backend) -> None:
@@ -343,28 +317,6 @@ class World:
     def _fall_silent(self) -> None:
         silence = self._rng.choice([self._rng.uniform(1.0, 60.0), math.inf])
         self._rng.choice(self._backends).silent_until = self._now + silence
-
-    def _jump(self) -> None:
-        self._offset += self._rng.choice([-20.0, -1.0, 1.0, 20.0])
-        self._least_offset = min(self._least_offset, self._offset)
-        self._tell(Tick())
-
-    def _die(self) -> None:
-        """The scheduler dies. The next one knows no GPU and no request until it is told."""
-        self._scheduler = None
-        self._life += 1
-        back = self._now + self._rng.uniform(0.0, RESTART_S)
-        self._outages.append((self._now, back))
-        self._at(back, self._start_anew)
-
-    def _start_anew(self) -> None:
-        self._scheduler = Scheduler(self._models)
-        self._wake = math.inf
-        for backend in self._backends:
-            if backend.alive:
-                self._join(backend)
-        for request in list(self._asked.values()):
-            self._tell(RequestArrived(request))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from symphony_serve.messages import Reason
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.shell import async_server
+from symphony_serve.shell import async_server, device_slot
 from symphony_serve.shell.async_server import told_moment
 from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, never_back, until
@@ -184,7 +184,6 @@ def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo
         assert not server.hopeless("m", 20.0), "without a device, submit decides"
         gate.open.set()
         assert finished([first]) == [0]
-    assert server.server._backlog.waiting == {"m": 0}
 
 
 def test_an_unknown_model_is_refused():
@@ -246,19 +245,10 @@ def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_
         assert finished([behind])[0] in ("LATE", "MAKES_WAY")
 
 
-def test_a_device_s_task_that_fails_begins_anew(monkeypatch):
-    """Whatever is wrong in the server itself: the requests of that batch wait again."""
-    real, failures = async_server._call, iter([RuntimeError("broken"), None])
-
-    async def broken(*arguments):
-        failure = next(failures, None)
-        if failure:
-            raise failure
-        return await real(*arguments)
-
-    monkeypatch.setattr(async_server, "_call", broken)
-    with ServedByThread([model()], [{"m": doubled}]) as server:
-        assert finished([server.submit("m", 1)]) == [2]
+def test_a_device_whose_batches_cannot_be_seen_goes_on():
+    """Whatever is wrong in the server itself."""
+    with ServedByThread([model()], [{"m": doubled}], lambda seen: 1 // 0) as server:
+        assert [finished([server.submit("m", value)]) for value in (1, 2)] == [[2], [4]]
 
 
 @pytest.mark.parametrize("arrivals_before", [0, 1])
@@ -280,7 +270,7 @@ def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
         async with async_server.AsyncServer([model()], [device]) as server:
             with pytest.raises(ServeError, match="give a finite time"):
                 server.ask("m", 1, within)
-            assert (server.closed, server.unanswered, server._backlog.waiting) == (False, 0, {"m": 0})
+            assert (server.closed, server.unanswered) == (False, 0)
             assert await server.ask("m", 2) == 4
         device.close()
 
@@ -338,7 +328,6 @@ def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
     values = zip(answers, outcomes, strict=True)
     assert all(one in (2 * value, "failed", "cancelled") or one in Reason.__members__ for value, one in values)
     assert server.look("unanswered") == 0
-    until(lambda: server.look("_backlog").waiting == {"a": 0, "b": 0})
 
 
 def test_what_is_a_little_late_is_told_with_its_own_moment():
@@ -397,24 +386,6 @@ def test_a_server_ends_whose_device_does_not_come_back():
     assert server.look("closed")
 
 
-def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
-    entered, ends = set(), threading.Event()
-
-    def hangs(number):
-        def run(values):
-            entered.add(number)
-            assert ends.wait(PATIENCE_S)
-            return values
-
-        return {"m": run}
-
-    with ServedByThread([model()], [hangs(number) for number in range(4)]) as server:
-        assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
-        assert len(entered) == 2
-        ends.set()
-
-
 def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
     gate, seen = Gate(), []
     with ServedByThread([model()], [{"m": gate}], seen.append) as server:
@@ -427,7 +398,7 @@ def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
 
 
 def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(monkeypatch):
-    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
     there, back, runs = threading.Event(), threading.Event(), []
     there.set()
 
@@ -457,7 +428,7 @@ def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(monkeypatch)
 
 
 def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_the_device(monkeypatch):
-    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
     monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.01)
     looks, go_on = threading.Event(), threading.Event()
 
@@ -475,7 +446,7 @@ def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_t
 
 
 def test_a_device_whose_look_fails_goes_on(monkeypatch):
-    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
     looks = []
 
     def look():

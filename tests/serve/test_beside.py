@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks.serve import staggered
+from benchmarks.serve_arrivals import poisson
 from benchmarks.serve_varying import VaryingSimulation
 from benchmarks.served_by_thread import ServedByThread
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
@@ -15,7 +16,6 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
 from symphony_serve.shell.device import Waited
-from symphony_serve.twin import poisson
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)

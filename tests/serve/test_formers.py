@@ -12,7 +12,7 @@ from symphony_serve.batching import Candidate
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import DEFERRED, EAGER
+from symphony_serve.model_side import DEFERRED
 from symphony_serve.profiles import Profile
 from tests.serve.batch_formers import BatchFormerContract, request
 
@@ -106,26 +106,9 @@ class TestDelays:
             Delays(jitter=-1.0)
 
 
-class TestStartTimes:
-    """A batch of 3 of the model l = b + 5 whose first request came at 2 and must be answered by 14."""
-
-    PROFILE = Profile.linear(1.0, 5.0, 16)
-
-    def formed(self, gathering):
-        former = gathering(self.PROFILE, 12.0, NO_DELAYS)
-        for number in range(3):
-            former.add(request(number, 14.0, arrival=2.0))
-        return former.form(2.0)
-
-    @pytest.mark.parametrize(("policy", "earliest"), [(DEFERRED, 5.0), (EAGER, -math.inf)])
-    def test_the_earliest_start(self, policy, earliest):
-        candidate = self.formed(Fifo)
-        assert candidate == Candidate(3, 14.0, 8.0, 9.0)
-        assert policy.earliest(candidate) == earliest
-
-    def test_a_full_batch_starts_at_once(self):
-        """Golden example 8."""
-        former = Fifo(Profile.linear(1.0, 5.0, 2), 12.0, NO_DELAYS)
-        for number in range(3):
-            former.add(request(number, 20.0))
-        assert DEFERRED.earliest(former.form(0.0)) == -math.inf
+def test_a_full_batch_starts_at_once():
+    """Golden example 8."""
+    former = Fifo(Profile.linear(1.0, 5.0, 2), 12.0, NO_DELAYS)
+    for number in range(3):
+        former.add(request(number, 20.0))
+    assert DEFERRED.earliest(former.form(0.0)) == -math.inf

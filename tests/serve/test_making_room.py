@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.serve_arrivals import poisson
+from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.making_room import Demand, placed_for
 from symphony_serve.messages import GpuHolds, Request, RequestArrived
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.replacement import Asked, Device, Drop, Dropped, Found, Held, Standing, handle
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import Simulation, poisson
 
 NOW = 100.0
 IDLE, ASKED = Demand(at=NOW, stands=0.0, last=50.0), Demand(at=NOW, stands=0.0, last=99.0, lately=4.0)
@@ -48,7 +49,7 @@ def test_who_leaves_for_a_model_that_is_asked(held, demands, missed, found):
     assert (placed and ["".join(sorted(models)) for models in placed.values()]) == found
 
 
-class Loading(Simulation):
+class Loading(MeasuredSimulation):
     """A GPU with room for two of the models a, b and c, each of which loads for ``load`` seconds."""
 
     def __init__(self, requests, load, measured):

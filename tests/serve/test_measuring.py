@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
-from symphony_serve import seen_times
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
@@ -146,15 +144,6 @@ def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
     asyncio.run(run())
 
 
-def test_an_slo_that_a_batch_of_1_cannot_meet_is_refused_with_both_numbers(short):
-    def slow(values):
-        time.sleep(0.01)
-        return values
-
-    with pytest.raises(ServeError, match=r"has an SLO of 0.005 s, but a batch of 1 takes 0.01\d+ s and the network"):
-        measure_models([{"m": slow}], {"m": [1]}, {"m": 0.005}, max_batch=2)
-
-
 def test_delays_count_against_the_slo(short):
     """A profile that is known, and an SLO that leaves nothing for the way through the threads."""
     known = {"m": Profile.linear(0.0, 0.01, 4)}
@@ -191,14 +180,10 @@ class TestSeenTimes:
         seen = SeenTimes(Profile.linear(1e-4, 0.0, 4), 100.0)
         assert [seen.add(1, 2e-4) is None for _ in range(EVERY)] == [True] * (EVERY - 1) + [False]
 
-    @pytest.mark.parametrize(("part", "longest"), [(None, (1, 2)), (0.9, (9, 10)), (0.5, (49, 50))])
-    def test_the_part_of_the_batches_that_the_quantile_leaves_takes_longer(self, monkeypatch, part, longest):
-        if part is not None:
-            monkeypatch.setattr(seen_times, "QUANTILE", part)
-        monkeypatch.setattr(seen_times, "RECENT", 300)
+    def test_the_part_of_the_batches_that_the_quantile_leaves_takes_longer(self):
         seen = SeenTimes(Profile.linear(0.0, 1.0, 1), 1000.0)
         profile = self.feed(seen, [(1, float(1 + number % 100)) for number in range(100 * EVERY)])
-        assert sum(second > profile.seconds(1) for second in range(1, 101)) in longest
+        assert sum(second > profile.seconds(1) for second in range(1, 101)) in (1, 2)
 
     def test_a_size_that_is_not_run_any_more_is_forgotten(self):
         """Else a size that was slow once would never be tried again."""

@@ -143,55 +143,9 @@ def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
     asyncio.run(run())
 
 
-def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named():
-    async def run():
-        release = asyncio.Event()
+def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_answered():
+    """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError for a model that is not served."""
 
-        delays = Delays(jitter=30.0)
-        server = AsyncServer([quick("a", delays), quick("b", delays)], [Slow(release)])
-        with pytest.raises(ServeError, match="no model unknown is served, expected one of a, b"):
-            await asyncio.wait_for(server.remove("unknown"), PATIENCE_S)
-        answer = server.ask("b", 1)
-        first, second, third = (asyncio.ensure_future(server.remove("b")) for _ in range(3))
-        await asyncio.sleep(0)
-        first.cancel()
-        release.set()
-        await asyncio.wait_for(asyncio.gather(second, third), PATIENCE_S)
-        assert await answer == "b1"
-        await asyncio.wait_for(server.close(), PATIENCE_S)
-        await asyncio.wait_for(server.remove("a"), PATIENCE_S)
-
-    asyncio.run(run())
-
-
-def test_what_is_asked_of_a_server_about_a_model_that_is_not_served():
-    """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError."""
-
-    async def run():
-        release, delays = asyncio.Event(), Delays(jitter=30.0)
-
-        async with AsyncServer([quick("a", delays), quick("b", delays)], [Slow(release)]) as server:
-            answer = server.ask("b", 1)
-            going = asyncio.ensure_future(server.remove("b"))
-            await asyncio.sleep(0)
-            for name in ("unknown", "b"):  # It answers still, and takes no request any more.
-                assert server.hopeless(name) is server.hopeless(name, 0.1) is Reason.UNKNOWN_MODEL
-                with pytest.raises(Refused, match="no model of that name is served"):
-                    await server.ask(name, 1)
-            release.set()
-            await asyncio.wait_for(going, PATIENCE_S)
-            assert await answer == "b1"
-            for name in ("unknown", "b"):
-                assert server.hopeless(name) is Reason.UNKNOWN_MODEL and server.wait(name) == 0.0
-                for asked in (server.profile, server.batching):
-                    with pytest.raises(ServeError, match=f"no model {name} is served, expected one of a$"):
-                        asked(name)
-            assert server.hopeless("a") is None
-
-    asyncio.run(run())
-
-
-def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
     async def run():
         delays, release = Delays(jitter=30.0), asyncio.Event()
 
@@ -201,19 +155,29 @@ def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
         server.add(quick("b", delays))
         with pytest.raises(ServeError, match="model b is served already"):
             server.add(quick("b", delays))
+        with pytest.raises(ServeError, match="no model unknown is served, expected one of a, b"):
+            await asyncio.wait_for(server.remove("unknown"), PATIENCE_S)
         answer = server.ask("b", 1)
-        removed = asyncio.ensure_future(server.remove("b"))
+        first, *others = (asyncio.ensure_future(server.remove("b")) for _ in range(3))
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="no model of that name"):
-            await server.ask("b", 2)
-        assert not removed.done()
+        first.cancel()
+        for name in ("unknown", "b"):  # It answers still, and takes no request any more.
+            assert server.hopeless(name) is server.hopeless(name, 0.1) is Reason.UNKNOWN_MODEL
+            with pytest.raises(Refused, match="no model of that name is served"):
+                await server.ask(name, 2)
+        assert not any(one.done() for one in others)
         release.set()
+        await asyncio.wait_for(asyncio.gather(*others), PATIENCE_S)
         assert (await answer, await server.ask("a", 3)) == ("b1", "a3")
-        await removed
+        assert server.hopeless("b") is Reason.UNKNOWN_MODEL and server.wait("b") == 0.0
+        for asked in (server.profile, server.batching):
+            with pytest.raises(ServeError, match=r"no model b is served, expected one of a$"):
+                asked("b")
         server.add(quick("b", delays))
-        assert await server.ask("b", 4) == "b4"
+        assert await server.ask("b", 4) == "b4" and server.hopeless("a") is None
         gone = asyncio.ensure_future(server.remove("b"))
         await server.close()
         await gone
+        await asyncio.wait_for(server.remove("a"), PATIENCE_S)
 
     asyncio.run(run())

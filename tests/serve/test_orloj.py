@@ -1,18 +1,13 @@
 """The former Orloj: the contract, the golden run of algorithm 4.1, and what is its own."""
 
-import math
-
 import pytest
 
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.orloj_worker import Earliest
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.delays import Delays
-from symphony_serve.errors import ServeError
-from symphony_serve.messages import Reason, Request
+from symphony_serve.messages import Reason
 from tests.serve.batch_formers import BatchFormerContract, request
-from tests.serve.invariants import check_former
 
 
 def constant(seconds: dict[int, float]) -> VaryingProfile:
@@ -78,16 +73,6 @@ def test_late_on_arrival_is_told_apart() -> None:
     ]
 
 
-def test_delays_shorten_the_deadline() -> None:
-    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(response=0.25, jitter=0.25))
-    former.add(request(1, 12.0))
-    former.add(request(2, 13.0))
-    candidate = former.form(0.0)
-    assert candidate is not None
-    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 8.0)
-    check_former(former)
-
-
 def test_new_times_count_from_the_next_form_on() -> None:
     former = Orloj([constant({1: 6.0, 2: 8.0})])
     for number in range(2):
@@ -99,19 +84,3 @@ def test_new_times_count_from_the_next_form_on() -> None:
     assert candidate is not None and (candidate.size, candidate.seconds) == (1, 10.0)
     former.set_profile([constant({1: 13.0})])
     assert former.form(0.0) is None and len(former.refused()) == 2
-
-
-@pytest.mark.parametrize(
-    "wrong, named",
-    [
-        (Request(1, "m", 0.0, math.nan), "deadline nan"),
-        (Request(0, "m", 0.0, 12.0), "request 0 is pending already"),
-    ],
-)
-def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None:
-    former = Orloj([constant({1: 6.0})])
-    former.add(request(0, 12.0))
-    with pytest.raises(ServeError, match=named):
-        former.add(wrong)
-    check_former(former)
-    assert len(former) == 1

@@ -78,7 +78,7 @@ def test_each_request_is_answered_once_by_a_gpu_that_holds_its_model_or_refused(
 ):
     run = Holding(policy)
     for gpu, models in enumerate(sets, start=1):
-        run.at(0.0, GpuJoined(gpu, 1, None, models))
+        run.at(0.0, GpuJoined(gpu, 1, models))
     for moment, gpu, models in changes:
         run.holds(moment, gpu, models)
     for moment, gpu in losses:
@@ -99,7 +99,7 @@ def test_models_on_gpus_of_their_own_are_served_as_if_each_had_a_scheduler_of_it
     together = Holding(policy)
     alone = []
     for gpu, name in enumerate(NAMES, start=1):
-        together.at(0.0, GpuJoined(gpu, 1, None, frozenset(name)))
+        together.at(0.0, GpuJoined(gpu, 1, frozenset(name)))
         one = Driver(Scheduler([model(name, policy)]))
         one.at(0.0, GpuJoined(gpu, 1))
         one.requests(request for request in requests if request.model == name)
@@ -112,7 +112,7 @@ def test_models_on_gpus_of_their_own_are_served_as_if_each_had_a_scheduler_of_it
 def test_an_idle_gpu_with_fewer_models_goes_first_and_a_ready_model_does_not_wait_for_the_gpu_of_another():
     run = Holding(EAGER)
     for gpu, models in ((1, "ab"), (2, "a"), (3, "b")):
-        run.at(0.0, GpuJoined(gpu, 1, None, frozenset(models)))
+        run.at(0.0, GpuJoined(gpu, 1, frozenset(models)))
     run.requests([Request(1, "a", 0.0, 20.0), Request(2, "c", 0.0, 20.0), Request(3, "b", 0.5, 20.0)])
     run.holds(1.0, 1, frozenset("c"))
     run.run()

@@ -128,6 +128,13 @@ class TestGpus:
         run.run(until=22.0)
         assert unanswered(run.scheduler) == set()
 
+    def test_what_two_gpus_do_not_answer_gets_no_third(self):
+        run = driver(Model("m", FIGURE, 60.0, Fifo, EAGER), answers=False)
+        run.joins(0.0, 0.0, 0.0)
+        run.requests([Request(1, "m", 0.0, 60.0)])
+        run.run(until=59.0)
+        assert (run.batches, run.refused) == ([(0.0, 1, [1]), (18.0, 2, [1])], {1: "LOST_TWICE"})
+
     def test_a_short_batch_has_the_least_patience(self):
         run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
         run.joins(0.0)
@@ -144,14 +151,18 @@ class TestGpus:
         assert run.run(until=42.0).others == [Suspect(1, 1)]
 
     def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
+        """2 has no time for another GPU, and nobody wants 3 any more. 1 may be what ends GPUs: it gets no third one."""
         run = driver(figure(policy=EAGER), answers=False)
         run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 9.0)])
+        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 0.0, 9.0), Request(3, "m", 0.0, 12.0)])
+        run.at(3.0, Cancelled("m", 3))
         run.at(4.0, GpuLost(1))
-        run.at(5.0, GpuJoined(2, 1))
-        run.run(until=5.0)
-        assert run.batches == [(0.0, 1, [2, 1]), (5.0, 2, [1])]
-        assert run.refused == {2: "GPU_LOST"}
+        for gpu in (2, 3):
+            run.at(3.0 + gpu, GpuJoined(gpu, 1))
+        run.at(5.5, GpuLost(2))
+        run.run(until=7.0)
+        assert run.batches == [(0.0, 1, [2, 1, 3]), (5.0, 2, [1])]
+        assert run.refused == {1: "LOST_TWICE", 2: "GPU_LOST", 3: "CANCELLED"}
 
 
 class TestRequests:
@@ -164,15 +175,6 @@ class TestRequests:
         run.run()
         assert run.refused == {1: "LATE_ON_ARRIVAL", 2: "UNKNOWN_MODEL", 3: "CANCELLED"}
         assert not run.batches
-
-    def test_a_request_that_is_sent_again_is_served_once(self):
-        run = driver(figure())
-        run.joins(0.0)
-        again = Request(1, "m", 0.0, 12.0)
-        run.requests([again])
-        run.at(1.0, RequestArrived(again))
-        run.at(5.5, RequestArrived(again))
-        assert run.run().batches == [(5.0, 1, [1])]
 
     @pytest.mark.parametrize(
         ("make", "said"),

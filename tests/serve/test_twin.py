@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.serve import Trial, median_queueing, model, ours, simulate
 from benchmarks.serve_arrivals import arrivals
-from benchmarks.serve_varying import VaryingSimulation
+from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import EAGER, Model
+from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import ModelCount, Outcome, Simulation, goodput
+from symphony_serve.twin import ModelCount, Simulation
 from tests.serve.driving import staggered
 
 TRIAL = Trial(2.0, 10.0, 1, 0.005)
@@ -37,7 +37,7 @@ class TestSimulation:
     def test_what_is_counted(self):
         """Figure 4's model: requests at 0, 0.75, ..; those of the first 3 s are not counted."""
         one = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
-        outcome = Simulation(Scheduler([one]), 3, iter(staggered("m", 24, 0.75, 12.0)), 3.0, 13.5).run()
+        outcome = MeasuredSimulation(Scheduler([one]), 3, iter(staggered("m", 24, 0.75, 12.0)), 3.0, 13.5).run()
         assert outcome.models == {"m": ModelCount(good=19)}
         assert outcome.batches == {4: 16, 3: 3}
         assert outcome.median_batch() == 4
@@ -51,35 +51,7 @@ class TestSimulation:
                 return []
 
         with pytest.raises(ServeError, match="2 requests are neither"):
-            Simulation(Silent(), 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).run()
-
-    def test_a_gpu_that_overruns_counts_each_request_once_and_comes_back(self):
-        """The first batch takes 40 s and is given up after 18; what comes then is late, until the GPU is back."""
-        one = Model("m", Profile.linear(1.0, 5.0, 16), 12.0, policy=EAGER)
-        requests = staggered("m", 30, 2.0, 12.0)
-        took = iter([40.0])
-
-        def takes(batch):
-            return next(took, batch.seconds)
-
-        outcome = VaryingSimulation(Scheduler([one]), 1, iter(requests), 0.0, 100.0, takes).run()
-        (count,) = outcome.models.values()
-        assert count.total == 30
-        assert count.late == 0
-        assert outcome.busy[0] > 40.0
-        back = [one.id for one in requests if one.deadline >= 40.0 + 6.0]
-        assert 0 < count.good <= len(back)
-
-    def test_the_search_for_the_goodput(self):
-        """A made-up server that bears 730 requests/s."""
-
-        def run(rate):
-            bad = 0.0 if rate <= 730 else 0.5
-            return Outcome(1.0, {"m": ModelCount(good=int(1000 * (1 - bad)), refused=int(1000 * bad))})
-
-        for guess in (10.0, 700.0, 5000.0):
-            assert 725 < goodput(run, guess) <= 730
-        assert goodput(lambda rate: run(1e9), 100.0) == 0.0
+            Simulation(Silent(), 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).play()
 
 
 class TestArrivals:
@@ -98,8 +70,3 @@ class TestArrivals:
         assert count["a"] == pytest.approx(6000, rel=0.2 if shape < 1 else 0.05)
         assert count["b"] == pytest.approx(2000, rel=0.3 if shape < 1 else 0.1)
         assert count["c"] == 0
-
-    @pytest.mark.parametrize(("rate", "shape", "said"), [(-1.0, 1.0, "rate of model m is -1"), (1.0, 0.0, "gaps is 0")])
-    def test_what_is_refused(self, rate, shape, said):
-        with pytest.raises(ServeError, match=said):
-            arrivals({"m": rate}, {"m": 1.0}, 1, shape)

@@ -11,7 +11,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.placement import search as search_room
 from symphony_serve.placement import selection
 from symphony_serve.placement.arrivals import gamma_arrivals, merged
-from symphony_serve.placement.search import LeastGpus, Search, buckets_of, groupings, splits_of
+from symphony_serve.placement.search import LeastGpus, Search, groupings, splits_of
 from symphony_serve.placement.selection import evaluate, fast_greedy
 from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
@@ -73,11 +73,6 @@ def test_the_beam_betters_the_greedy():
     """The greedy begins with the most asked model, which is too slow for its SLO."""
     hopeless, good = model("a", 2.0, 1.0), model("b", 0.1, 1.0)
     assert run(Search([hopeless, good], 1, 1.0, requests(9.0, 1.0))).groups == (Group(ONE, (1,)),)
-
-
-def test_buckets_hold_models_of_like_latency():
-    models = [model(str(at), seconds, 9.0) for at, seconds in enumerate((1.0, 3.0, 2.0, 0.9, 1.4))]
-    assert buckets_of(models) == [[1, 2], [4, 0, 3]]
 
 
 def test_groupings_use_all_gpus_where_a_model_stands_on_one():
@@ -145,12 +140,6 @@ def test_the_least_gpus_may_be_found_by_the_beam():
     found = LeastGpus(models, 1.0, requests(30.0, 3.0, cv=1.0), 0.35)
     assert list(found.steps()) and found.gpus == 1
     assert found.best.groups == (Group(ONE, (1,)),)
-
-
-def test_gpus_without_a_model_are_not_needed():
-    pair = ServedModel("pair", {TWO: Cut((0.01, 0.01), 1.0)}, 1.0)
-    found = LeastGpus([pair], 1.0, requests(1.0), 0.99)
-    assert list(found.steps()) and found.gpus == 2
 
 
 def test_more_gpus_than_a_plan_may_have(monkeypatch):
