@@ -7,7 +7,8 @@ checkpoint of a trial, on one core. All sides have the same requests; the client
 44 minutes on a quiet machine of two cores.
 
 - ``deferred``, ``eager``: `fluidtune.serve` with these starts. One process has the scheduler, another one the model.
-- ``serve_batch``: Ray Serve's ``@serve.batch`` with a limit of the requests that wait (more get 503 at once).
+- ``serve_batch``: Ray Serve's ``@serve.batch`` with a limit of the requests that wait (more get 503 at once), behind
+  its fast ingress (`serve_http_sides.FAST_INGRESS`), as far as this Ray has it.
 - ``litserve``: LitServe with batches, and with or without a time-out of the requests that wait.
 - ``bentoml``: BentoML's adaptive batching, which refuses what cannot be answered within ``max_latency_ms``.
 
@@ -41,7 +42,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import finish, free_ports, parser, result, say
 from benchmarks.serve_http_client import CLIENTS, Clients, Row, images
-from benchmarks.serve_http_sides import SETTINGS, SIDES, SLO_S, Setting, train
+from benchmarks.serve_http_sides import FAST_INGRESS, SETTINGS, SIDES, SLO_S, Setting, train
 from benchmarks.serve_real import LOADS, SHAPES, Load, classify, digits_network
 
 #: The network's channels, of 2 to 3 ms a request. With 640, 12 ms, the model is the limit of each side, and not what
@@ -205,6 +206,7 @@ def run_all(
     turns: dict[str, list[Rows]] = {side: [] for side in SIDES if side in given}
     with contextlib.ExitStack() as stack:
         clients = stack.enter_context(Clients(expected, SLO_S))
+        os.environ.update(FAST_INGRESS)  # Ray's processes have what this one has.
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         stack.callback(ray.shutdown)
         storage = stack.enter_context(tempfile.TemporaryDirectory())
@@ -238,6 +240,7 @@ def run_all(
         slo_ms=1e3 * SLO_S,
         repeats=repeats,
         seconds=seconds,
+        fast_ingress=FAST_INGRESS,
         loadavg=[before, os.getloadavg()[0]],
         seed=seed,
     )

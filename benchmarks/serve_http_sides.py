@@ -31,6 +31,18 @@ MAX_BATCH = 64
 RIVALS = ROOT / ".venv-rivals" / "bin" / "python"
 #: Seconds until a rival's server answers.
 START_S = 60.0
+#: Ray Serve's fast ingress, which is off by default: HAProxy, which `ray[serve]` brings, hands requests to the replicas
+#: themselves, and Ray Serve's own calls are gRPC. A Ray that has none of it ignores them. Source: Ray 2.60's
+#: `ray/serve/_private/constants.py`. The next two take back what its flag for throughput does besides: a model in the
+#: event loop of its replica, which then reads no requests meanwhile, and no handle outside of an event loop. With the
+#: last one the replicas end at once, as no request is on its way when a side is ended.
+FAST_INGRESS = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+}
 
 
 class Setting(NamedTuple):
@@ -139,9 +151,12 @@ def serve_batch(run: str, port: int) -> Iterator[Choose]:
         serve.start(http_options=serve.HTTPOptions(host="127.0.0.1", port=port), logging_config=logs)
         handle = serve.run(deployment(Batching).bind())
         try:
+            # HAProxy refuses connections until its first replica is known.
+            _until("it answers", lambda: _answers("serve_batch", port))
             yield lambda setting: handle.set.remote(*setting).result()
         finally:
             serve.shutdown()
+            _until("its controller has ended", lambda: not _controlled())
 
 
 @contextlib.contextmanager
@@ -222,6 +237,22 @@ def _program(name: str, directory: str, port: int, setting: Setting) -> Iterator
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _controlled() -> bool:
+    """Whether there is a controller of Ray Serve. A start that finds one that is about to end fails."""
+    import ray
+
+    return any(one["namespace"] == "serve" for one in ray.util.list_named_actors(all_namespaces=True))
+
+
+def _until(what: str, reached: Callable[[], bool]) -> None:
+    """Wait until Ray Serve is so far. Raises RuntimeError after `START_S`."""
+    end = time.monotonic() + START_S
+    while not reached():
+        if time.monotonic() > end:
+            raise RuntimeError(f"Ray Serve: not yet after {START_S:g} s: {what}")
+        time.sleep(0.2)
 
 
 def _answers(name: str, port: int) -> bool:

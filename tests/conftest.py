@@ -92,7 +92,9 @@ def _lacking(*modules: str, remedy: str) -> str | None:
     return f"{' and '.join(missing)} not installed: {remedy}" if missing else None
 
 
-_serve = partial(_lacking, "starlette", "uvicorn", "httptools", "prometheus_client", remedy="fluidtune[serve]")
+_serve = partial(
+    _lacking, "starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", remedy="fluidtune[serve]"
+)
 _trackers = partial(
     _lacking, "wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX", remedy="make test-frameworks"
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 #: What only the extras of pyproject.toml bring.
-ABSENT = ["uvicorn", "starlette", "httptools", "prometheus_client", "uvloop", "httpx"]
-LACKING = "uvicorn, starlette, httptools, prometheus_client"
+ABSENT = ["uvicorn", "starlette", "httptools", "msgspec", "prometheus_client", "uvloop", "httpx"]
+LACKING = "uvicorn, starlette, httptools, msgspec, prometheus_client, uvloop"
 BEGIN = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
 
 

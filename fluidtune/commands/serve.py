@@ -93,10 +93,9 @@ def serve_start(
     from fluidtune.serving.service import check_installed, loader, serve
 
     check_installed()
-    connect(where[0])
-    secret = token.read().strip() if token is not None else None
+    settings |= {"arbiter": "auto" if shared else None, "token": token.read().strip() if token is not None else None}
     found = loader(load) if load is not None else None
-    served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, user=where[1], **settings)
+    served = serve(run_dir, found, user=where[1], address=where[0], **settings)
     names = printable(", ".join(served.trials))
     if settings["models"] is not None:
         click.echo(f"models {names}: POST an input to {served.url}MODEL")

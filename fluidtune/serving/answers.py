@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.serving.openapi import DOCUMENT, PAGE
-from symphony_serve.errors import Refused, ServeError
+from symphony_serve.errors import Refused
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer, and Prometheus' name for what it scrapes.
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
+#: Where the OpenAPI document is. Source: the name that FastAPI has made usual.
+DOCUMENT = "/openapi.json"
 #: The paths at which no trial and no model answers by its name.
-_OWN = ("/", LIVE, READY, METRICS, DOCUMENT, PAGE)
+_OWN = ("/", LIVE, READY, METRICS, DOCUMENT)
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 #: The paths of the Open Inference Protocol.
@@ -131,11 +132,6 @@ def inference(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> 
 def not_served(method: str, path: str, instead: str, allowed: Sequence[str]) -> Said:
     said = f"{method} {path} is not served; {instead}"
     return Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
-
-
-def bad(error: ServeError) -> Said:
-    """The answer to a request that is none."""
-    return Said(400, "bad_input", str(error))
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import resource
+import socket
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +19,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fluidtune.serving.address import listening
-from symphony_serve.reading import PIECE
 
 #: Connections at once, if the process may open twice as many files; else half of its files.
 MOST_CONNECTIONS = 10_000
@@ -27,15 +27,12 @@ MOST_CONNECTIONS = 10_000
 HEAD_S, MOST_HEAD = 20.0, 32 << 10
 #: Seconds that a connection stays without a request. Source: nginx's `keepalive_timeout`.
 KEEP_ALIVE_S = 75
-#: Seconds until a client that reads too slowly has taken what is in the buffers. Source: nginx's `send_timeout`.
-WRITE_S = 60.0
+#: Seconds after which a client that takes nothing of what was written is cut off. Source: nginx's `send_timeout`.
+WRITE_S = 60
 #: Bytes of written answers that clients have not taken, of all connections. If there are more, the client that has not
 #: taken its answer for the longest is cut off. Judgement: more than clients that do read leave of a burst of large
 #: answers, and as much memory as the bodies need that `intake.MOST_BYTES` allows.
 MOST_UNREAD = 512 << 20
-#: In a head, the wish to speak something else. It is not granted, and so the parser must not see it: it would take the
-#: body for what is spoken then. (llhttp has no switch for that.)
-_UPGRADE = b"upgrade:"
 #: The answer to a connection too many.
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -44,22 +41,24 @@ _FULL = (
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long.
+    """One connection. uvicorn and httptools read and write it; here are the limits that they have not.
 
-    While no request is being answered, one of its timers runs.
+    While no request is being answered, uvicorn's timer of an idle connection runs, or the one here. What is no request,
+    for example an empty line, does not put that one off.
     """
 
-    #: Closes it, unless what is due comes before.
+    #: Closes it, unless the head of a request is complete before.
     _late: asyncio.TimerHandle | None = None
-    _slow: asyncio.TimerHandle | None = None
-    #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
+    #: Bytes since a head was complete or the last part of a body came; and whether the latest body is complete.
     _fresh, _whole = 0, True
-    #: Bytes that the names and values of a head have, how many hosts it names, and the bytes that the body still has.
-    _head = _hosts = _left = 0
-    #: What may be the begin of a line that asks for an upgrade, and whether what is fed next begins a line.
-    _held, _new_line = b"", True
+    #: Bytes that the names and values of a head have, and how many hosts it names.
+    _head = _hosts = 0
+    #: Whether the head that is read is the second one of a request.
+    _framed = False
     #: What is said of a request that is none: the status, a code, a text.
     _said = 400, "bad_request", "the request is no HTTP/1.1"
+    #: Since when the client has to take what was written before more is.
+    _full_since = math.inf
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -71,71 +70,63 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        self._taken()
-        if self.timeout_keep_alive_task is not None:  # uvicorn cancels it only if there was no error
-            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if len(data) < self._left:  # All of it is body.
-            self._feed(data)
-            self._new_line = data.endswith(b"\n")
-            return
-        data, self._held = self._held + data, b""
-        line = data.rfind(b"\n") + 1
-        tail = data[line:] if line or self._new_line else b""
-        held = len(tail) if _UPGRADE.startswith(tail.lower()) else 0
-        whole = data[: len(data) - held] if held else data
-        parts = whole.splitlines(keepends=True) if _UPGRADE in whole.lower() else [whole]
-        for part in [*parts, tail[:held]]:
-            if self._whole and held and part == tail:
-                self._held = tail
-            elif part and not self.transport.is_closing():
-                asks = self._whole and self._new_line and part[: len(_UPGRADE)].lower() == _UPGRADE
-                self._feed(b"X-Asked" + part[7:] if asks else part)
-                self._new_line = part.endswith(b"\n")
-
-    def _feed(self, data: bytes) -> None:
-        """Let the parser read. Of a head with `_UPGRADE` in it, a line at a time."""
         self._fresh += len(data)
-        idle = self.timeout_keep_alive_task
-        super().data_received(data)
-        # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
-        if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
-            self._too_large()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as asked:
+                    data = data[asked.args[0] :]
+                    self._read_on()
+            # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
+            if self._fresh > MOST_HEAD:
+                raise self._too_large()
+        except httptools.HttpParserError:
             self.send_400_response("")
-        if self.transport.is_closing():
-            self._to_be_taken()
-        elif self._late is None and (self.cycle is None or self.cycle.response_complete):
-            # uvicorn arms this timer at the end of an answer only, and whatever comes cancels it. What is no request,
-            # for example an empty line, does not put it off.
-            due = idle.when() if idle is not None else self.loop.time() + self.timeout_keep_alive
-            self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
+
+    def _read_on(self) -> None:
+        """The wish to speak something else than HTTP/1.1 is ignored (RFC 9110, section 7.8).
+
+        httptools takes the request for complete behind its head. A second head lets it read the body.
+        """
+        self._framed, self.cycle.more_body = True, True
+        framing = [one for one in self.scope["headers"] if one[0] in (b"content-length", b"transfer-encoding")]
+        self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *(b"%b: %b\r\n" % one for one in framing), b"\r\n"]))
 
     # The parser calls these.
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head = self._hosts = self._left = 0
-        self._wait()
+        if not self._framed:
+            super().on_message_begin()
+            self._head = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._head += len(url)
+        if not self._framed:
+            super().on_url(url)
+            self._head += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._whole:  # else it is of a trailer, which nobody reads
+        if self._whole and not self._framed:  # else it is of a trailer, which nobody reads
             super().on_header(name, value)
             self._head += len(name) + len(value)
             self._hosts += name.lower() == b"host"
-            if name.lower() == b"content-length" and value.isdigit():
-                self._left = int(value[:20])
 
     def on_headers_complete(self) -> None:
+        if self._framed:
+            self._framed = self._whole = False
+            return
         self._wait_no_more()
         if self._head > MOST_HEAD:
-            self._too_large()
-            raise httptools.HttpParserError
+            raise self._too_large()
         if self.parser.get_http_version() == "1.1" and self._hosts != 1:  # RFC 9112, section 3.2
             self._said = 400, "bad_request", f"the request has {self._hosts} headers Host, expected one"
             raise httptools.HttpParserError
@@ -144,41 +135,27 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._fresh = 0
-        self._left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._whole = True
-        self._wait_no_more()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._to_be_taken()
-        elif not self._whole:
-            self._wait()
+        self._whole, self._fresh = True, 0
 
     # The loop and uvicorn call these.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._to_be_taken()
-        slow = [one for one in self.connections if isinstance(one, Connection) and one._slow is not None]
-        unread = sum(one.transport.get_write_buffer_size() for one in slow)
-        for longest in sorted(slow, key=Connection._due)[:-1]:
+        self._full_since = self.loop.time()
+        full = [one for one in self.connections if isinstance(one, Connection) and one._full_since < math.inf]
+        unread = sum(one.transport.get_write_buffer_size() for one in full)
+        for longest in sorted(full, key=lambda one: one._full_since)[:-1]:
             if unread > MOST_UNREAD:
                 unread -= longest.transport.get_write_buffer_size()
-                longest._taken()
                 longest.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.transport.is_closing():
-            self._taken()
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
+        self._full_since = math.inf
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
@@ -187,58 +164,21 @@ class Connection(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
             head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
             self.transport.write(head.encode() + body)
-            self._close()
+            self.transport.close()
 
-    def _too_large(self) -> None:
+    def _too_large(self) -> httptools.HttpParserError:
         self._said = 431, "head_too_large", f"the head has more than {MOST_HEAD} bytes"  # RFC 6585, section 5
-
-    def _close(self) -> None:
-        """Close when what was written is taken, at the latest in `WRITE_S`."""
-        self.transport.close()
-        self._to_be_taken()
-
-    def _to_be_taken(self) -> None:
-        """What was written is to be taken in `WRITE_S`."""
-        if self._slow is None:
-            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
-
-    def _due(self) -> float:
-        """When what was written must be taken, on the loop's clock."""
-        return self._slow.when() if self._slow is not None else math.inf
-
-    def _taken(self) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
+        return httptools.HttpParserError()
 
     def _wait(self) -> None:
-        """Close in `HEAD_S`, unless what is waited for comes."""
-        self._fresh = 0
-        if self._late is None:
-            self._late = self.loop.call_later(HEAD_S, self._close)
+        """Close in `HEAD_S`, unless the head of a request is complete before."""
+        if self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def _wait_no_more(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-
-def _to_the_end(app: Any) -> Any:
-    """The application, whose large answers end when their clients have taken nearly all.
-
-    uvicorn takes an answer for sent when it is written. Then a client could ask on, and let the next ones wait as well.
-    """
-
-    async def sends(scope: Any, receive: Any, send: Any) -> None:
-        async def send_part(message: Any) -> None:
-            if len(message.get("body", b"")) > PIECE and not message.get("more_body"):
-                await send({**message, "more_body": True})
-                message = {"type": message["type"]}
-            await send(message)  # waits until it may write
-
-        await app(scope, receive, send_part)
-
-    return sends
 
 
 def most_connections() -> int:
@@ -254,8 +194,10 @@ class Door:
 
     def __init__(self, app: Any, host: str, port: int):
         self._socket = listening(host, port, MOST_CONNECTIONS)
+        # Linux: connections have it as well, also those that wait to be closed.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * WRITE_S)
         config = uvicorn.Config(
-            _to_the_end(app),
+            app,
             http=Connection,
             ws="none",
             lifespan="off",

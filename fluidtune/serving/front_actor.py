@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import uvloop
 from ray import cloudpickle
 from starlette.middleware.cors import CORSMiddleware
 
 from fluidtune.ray_compat import kept_state
 from fluidtune.serving.door import Door
 from fluidtune.serving.front import Front
+from fluidtune.serving.lifetime import Lifetime
 from fluidtune.serving.setting import Setting
 
 logger = logging.getLogger(__name__)
@@ -32,8 +34,8 @@ class OpenFront:
     """The front and its door, on their event loop. Raises OSError if the address cannot be had."""
 
     def __init__(self, setting: Setting):
-        self.front = Front(setting)
-        app: Any = self.front
+        self.life = Lifetime(setting)
+        app: Any = Front(setting, self.life)
         if setting.cors:
             app = CORSMiddleware(app, allow_origins=setting.cors, allow_methods=["GET", "POST"], allow_headers=["*"])
         self._door = Door(app, setting.host, setting.port)
@@ -41,13 +43,13 @@ class OpenFront:
 
     async def close(self) -> None:
         self._watching.cancel()
-        await self.front.stop()
+        await self.life.stop()
         await self._door.close()
 
     async def _watch(self) -> None:
-        while not self.front.trouble:
+        while not self.life.trouble:
             await asyncio.sleep(LOOK_S)
-        logger.error("The front ends, and Ray starts another one: %s", self.front.trouble)
+        logger.error("The front ends, and Ray starts another one: %s", self.life.trouble)
         os._exit(1)
 
 
@@ -60,14 +62,15 @@ class FrontActor:
     def __init__(self, kept: str):
         self._kept = kept
         setting: Setting = cloudpickle.loads(kept_state.kept(kept))
-        self._loop = _new_loop()
+        #: It costs a request half of asyncio's own time.
+        self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._run, name="serve-front", daemon=True).start()
         self._open = self._call(_awaited(OpenFront, setting))
 
     def ask(self, what: str, *given: Any) -> Any:
-        """What this method answers: one of `Front`, or of its `Rollouts`."""
-        front = self._open.front
-        return self._call(_awaited(getattr(front, what, None) or getattr(front.rollouts, what), *given))
+        """What this method answers: one of `Lifetime`, or of its `Rollouts`."""
+        life = self._open.life
+        return self._call(_awaited(getattr(life, what, None) or getattr(life.rollouts, what), *given))
 
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""
@@ -87,12 +90,3 @@ class FrontActor:
 async def _awaited(ask: Callable[..., Any], *given: Any) -> Any:
     found = ask(*given)
     return await found if inspect.isawaitable(found) else found
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, where that is installed: it costs a request half of asyncio's own time."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

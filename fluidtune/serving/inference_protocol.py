@@ -7,6 +7,8 @@ The first dimension of each tensor is the number of inputs in the request. An ob
 Any other input is the tensor "input", any other output is "output". A value that is no tensor (null, a list of objects,
 lists of different lengths) is an element of BYTES that holds its JSON text, and the tensor says so in its parameters.
 Where the samples have arrays, an input is one as well, and has the bytes that came.
+
+msgspec reads and checks a request, and writes an answer, by the types of this module; `openapi` has their schemas.
 """
 
 from __future__ import annotations
@@ -18,19 +20,20 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from fluidtune import __version__
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form, is_array
-from symphony_serve.reading import MANY
 
 #: The header that says how many bytes of the body are JSON; the binary tensors follow. Source: Triton's extension.
 JSON_SIZE = "Inference-Header-Content-Length"
-#: The parameter of a tensor whose elements are JSON texts.
-JSON_TEXT = {"content_type": "application/json"}
+#: The parameter ``content_type`` of a tensor whose elements are JSON texts.
+JSON_TEXT = "application/json"
 #: Datatype -> numpy's name for it; BYTES has none. Source: "Tensor Data Types"; binary data is little-endian.
 _NUMPY = {
     **{"BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"},
@@ -42,11 +45,71 @@ _NUMPY["BF16"] = "<u2"
 _NUMBERS = _NUMPY.keys() - {"BOOL"}
 #: By numpy's kind of a datatype, Python's types of its elements in JSON.
 _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-#: The longest axis that a tensor can have. Source: numpy's (intp).
-_MOST_LENGTH = 2**63 - 1
+#: The length of an axis. Source: the longest that numpy has (intp).
+Length = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+#: Bytes of JSON in which the ``NaN`` of Python's `json` is read as well: that module reads them in 5 ms.
+MOST_NAN = 256 << 10
 _OBJECT = frozenset({"object"})
 _LIST = frozenset({"list"})
-_CALLED = {str: "a text", bool: "a truth value", dict: "an object"}
+
+
+class TensorParameters(Struct, omit_defaults=True):
+    """Of a tensor of a request or an answer. shared_memory_region is refused."""
+
+    binary_data_size: Annotated[int, Meta(ge=0)] | None = None
+    content_type: str | None = None
+    shared_memory_region: Any = UNSET
+
+
+class TensorData(Struct, omit_defaults=True):
+    """A tensor of a request or an answer; data: nested as the shape says, or flat."""
+
+    name: str
+    shape: Annotated[list[Length], Meta(min_length=1)]
+    datatype: str
+    parameters: TensorParameters | None = None
+    data: list[Any] | UnsetType = UNSET
+
+
+class OutputParameters(Struct):
+    """classification and shared_memory_region are refused."""
+
+    binary_data: bool | None = None
+    classification: Any = UNSET
+    shared_memory_region: Any = UNSET
+
+
+class WantedOutput(Struct):
+    """A tensor that the answer is to have."""
+
+    name: str
+    parameters: OutputParameters | None = None
+
+
+class RequestParameters(Struct):
+    """timeout: whole microseconds; 0: none. sequence_id is refused."""
+
+    binary_data_output: bool | None = None
+    timeout: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    sequence_id: Any = UNSET
+
+
+class InferenceRequest(Struct):
+    """The JSON of a request."""
+
+    inputs: Annotated[list[TensorData], Meta(min_length=1)]
+    id: str | None = None
+    parameters: RequestParameters | None = None
+    outputs: list[WantedOutput] | None = None
+
+
+class InferenceResponse(Struct, omit_defaults=True):
+    """The JSON of an answer."""
+
+    model_name: str
+    outputs: list[TensorData]
+    model_version: str | None = None
+    id: str | None = None
 
 
 def server_metadata() -> dict[str, Any]:
@@ -67,7 +130,7 @@ class Tensor:
     array: bool = False
 
     def metadata(self) -> dict[str, Any]:
-        parameters = {"parameters": JSON_TEXT} if self.texts else {}
+        parameters = {"parameters": {"content_type": JSON_TEXT}} if self.texts else {}
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape], **parameters}
 
 
@@ -119,9 +182,9 @@ class Interface:
         headers: by names in small letters, or whatever their letters. The time is linear in the bytes of the body.
         """
         request, binary = _parts(headers.get(JSON_SIZE.lower()), body)
-        parameters = _field(request, "parameters", dict) or {}
+        parameters = request.parameters or RequestParameters()
         _refuse(parameters, "the request", "sequence_id", "send each input for itself, without a sequence")
-        columns = self._decode_inputs(_objects(request, "inputs"), binary, most)
+        columns = self._decode_inputs(request.inputs, binary, most)
         if self.form.words == _OBJECT and self.form.keys:
             inputs = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         else:
@@ -129,37 +192,36 @@ class Interface:
         trouble = Form(_LIST, self.form).trouble(inputs, "the batch")
         if trouble is not None:
             raise ServeError(trouble)
-        wants_binary = _field(parameters, "binary_data_output", bool) or False
-        named = _objects(request, "outputs") if request.get("outputs") else []
-        wanted = dict(self._wanted(one, wants_binary) for one in named)
-        return Asked(_field(request, "id", str), inputs, wanted, wants_binary, _timeout_s(parameters))
+        wants_binary = parameters.binary_data_output or False
+        wanted = dict(self._wanted(one, wants_binary) for one in request.outputs or ())
+        timeout_s = parameters.timeout / 1e6 if parameters.timeout else None
+        return Asked(request.id, inputs, wanted, wants_binary, timeout_s)
 
     def encode(
-        self, asked: Asked, model: str, version: str | None, outputs: Sequence[Any]
+        self, asked: Asked, model: str, version: str | None, texts: Sequence[str]
     ) -> tuple[bytes, dict[str, str]]:
-        """The answer with these outputs, one for each input: its body and headers.
+        """The answer with these outputs as JSON texts, one for each input: its body and headers.
 
         Of outputs that differ from those of the samples it has the tensors that the metadata names. Each says of itself
         what it holds. Raises ServeError if that cannot be.
         """
-        columns = self._answered(outputs)
+        columns = self._answered([_from_text(text, "the output") for text in texts])
         wanted = asked.outputs or dict.fromkeys(columns, asked.binary)
         _known(wanted, columns)
-        described: list[str] = []
+        described: list[TensorData] = []
         binary: list[bytes] = []
         for name, as_binary in wanted.items():
             declared = next((each for each in self.outputs if each.name == name), None)
             tensor, elements = _tensor(name, columns[name], declared)
-            one = {**tensor.metadata(), "shape": [len(outputs), *tensor.shape]}
+            parameters = TensorParameters(content_type=JSON_TEXT if tensor.texts else None)
             if as_binary:
                 binary.append(_to_bytes(tensor.datatype, elements))
-                one["parameters"] = {**one.get("parameters", {}), "binary_data_size": len(binary[-1])}
-            # A long list piece by piece: one call of `json` lets no other thread go on until it is done.
-            data = "" if as_binary else f', "data": {_list_text(elements)}'
-            described.append(f"{json.dumps(one)[:-1]}{data}}}")
-        about = {"model_name": model, "model_version": version, "id": asked.id}
-        head = {name: value for name, value in about.items() if value is not None}
-        text = f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(described)}]}}'.encode()
+                parameters.binary_data_size = len(binary[-1])
+            one = TensorData(name, [len(texts), *tensor.shape], tensor.datatype)
+            one.parameters = parameters if tensor.texts or as_binary else None
+            one.data = UNSET if as_binary else elements
+            described.append(one)
+        text = msgspec.json.encode(InferenceResponse(model, described, version, asked.id))
         if not binary:
             return text, {"Content-Type": "application/json"}
         return b"".join([text, *binary]), {"Content-Type": "application/octet-stream", JSON_SIZE: str(len(text))}
@@ -182,13 +244,13 @@ class Interface:
                 raise ServeError(f"an output of the model is a {type(one).__name__}, {wanted}")
         return {name: [one.get(name) for one in outputs] for name in names}
 
-    def _decode_inputs(self, given: list[dict[str, Any]], binary: memoryview, most: int) -> dict[str, list[Any]]:
+    def _decode_inputs(self, given: list[TensorData], binary: memoryview, most: int) -> dict[str, list[Any]]:
         """The values of each tensor, as many as the batch has inputs."""
         expected = {tensor.name: tensor for tensor in self.inputs}
         columns: dict[str, list[Any]] = {}
         at = 0
         for one in given:
-            name = _field(one, "name", str)
+            name = one.name
             if name not in expected or name in columns:
                 wrong = "the input {} is there twice" if name in columns else "the model has no input {}"
                 what = wrong.format(_said(name))
@@ -204,16 +266,12 @@ class Interface:
             raise ServeError(f"the first dimension, the number of inputs, differs: {numbers}")
         return {name: columns[name] for name in expected}
 
-    def _wanted(self, one: dict[str, Any], binary: bool) -> tuple[str, bool]:
-        name = _field(one, "name", str)
-        if name is None:
-            raise ServeError("an output has no name")
-        self.check_outputs([name])
-        parameters = _field(one, "parameters", dict) or {}
-        _refuse(parameters, f"the output {_said(name)}", "classification", "ask for the tensor itself")
-        _refuse(parameters, f"the output {_said(name)}", "shared_memory_region", "let it come in the body")
-        as_binary = _field(parameters, "binary_data", bool)
-        return name, binary if as_binary is None else as_binary
+    def _wanted(self, one: WantedOutput, binary: bool) -> tuple[str, bool]:
+        self.check_outputs([one.name])
+        parameters = one.parameters or OutputParameters()
+        _refuse(parameters, f"the output {_said(one.name)}", "classification", "ask for the tensor itself")
+        _refuse(parameters, f"the output {_said(one.name)}", "shared_memory_region", "let it come in the body")
+        return one.name, binary if parameters.binary_data is None else parameters.binary_data
 
 
 def _known(names: Iterable[str], there: Sequence[str] | Mapping[str, Any]) -> None:
@@ -225,7 +283,7 @@ def _known(names: Iterable[str], there: Sequence[str] | Mapping[str, Any]) -> No
 # The request's JSON.
 
 
-def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
+def _parts(size: str | None, body: bytes) -> tuple[InferenceRequest, memoryview]:
     """The request's JSON object, and the binary data behind it."""
     if size is None:
         end = len(body)
@@ -233,42 +291,21 @@ def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
         end = int(size)
     else:
         raise ServeError(f"{JSON_SIZE} is {_said(size)}, expected the bytes of the JSON, {len(body)} at most")
+    whole = memoryview(body)
     try:
-        request = json.loads(body[:end])
+        try:
+            return msgspec.json.decode(whole[:end], type=InferenceRequest), whole[end:]
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError) or end > MOST_NAN:
+                raise
+            return msgspec.convert(json.loads(body[:end]), InferenceRequest), whole[end:]
     except (ValueError, RecursionError) as error:
-        raise ServeError(f"the request is no JSON: {error}") from None
-    if not isinstance(request, dict):
-        raise ServeError('the request is no JSON object; send {"inputs": [...]}')
-    return request, memoryview(body)[end:]
+        raise ServeError(f"the request is no JSON of the protocol: {error}") from None
 
 
-def _objects(request: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    found = request.get(field)
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-        raise ServeError(f"{field} is no list of objects; send one for each tensor")
-    return found
-
-
-def _field(one: dict[str, Any], field: str, kind: type) -> Any:
-    """What this field has; None: nothing. Raises ServeError if that is of another type."""
-    found = one.get(field)
-    if found is not None and not isinstance(found, kind):
-        raise ServeError(f"{field} is a {type(found).__name__}, expected {_CALLED[kind]}")
-    return found
-
-
-def _refuse(parameters: dict[str, Any], where: str, field: str, remedy: str) -> None:
-    if field in parameters:
+def _refuse(parameters: Struct, where: str, field: str, remedy: str) -> None:
+    if getattr(parameters, field) is not UNSET:
         raise ServeError(f"{where} has the parameter {field}, which is not served; {remedy}")
-
-
-def _timeout_s(parameters: dict[str, Any]) -> float | None:
-    found = parameters.get("timeout")
-    if found is None or found == 0:
-        return None
-    if type(found) is not int or not 0 < found < 1 << 63:
-        raise ServeError("the parameter timeout is no whole number of microseconds, 1 or more")
-    return found / 1e6
 
 
 def _said(value: Any) -> str:
@@ -280,24 +317,23 @@ def _said(value: Any) -> str:
 # From tensors to values.
 
 
-def _decode(one: dict[str, Any], tensor: Tensor, binary: memoryview, at: int, most: int) -> tuple[list[Any], int]:
+def _decode(one: TensorData, tensor: Tensor, binary: memoryview, at: int, most: int) -> tuple[list[Any], int]:
     """The values of a tensor of a request, and how many bytes of ``binary`` it has from ``at`` on."""
-    name = tensor.name
-    parameters = _field(one, "parameters", dict) or {}
+    name, datatype = tensor.name, one.datatype
+    parameters = one.parameters or TensorParameters()
     _refuse(parameters, f"the input {name!r}", "shared_memory_region", "send the data in the body")
-    shape, datatype = _shape(one, tensor, most), _field(one, "datatype", str) or ""
+    shape = _shape(one.shape, tensor, most)
     if datatype != tensor.datatype and not {datatype, tensor.datatype} <= _NUMBERS:
         raise ServeError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
-    count, size = math.prod(shape), parameters.get("binary_data_size")
-    if (size is None) != ("data" in one):
+    count, size = math.prod(shape), parameters.binary_data_size
+    if (size is None) == (one.data is UNSET):
         raise ServeError(f"the input {name!r} needs either data or the parameter binary_data_size")
     if size is None and datatype == "BF16":
         raise ServeError(f"data of {name!r} is BF16, which JSON has not; send it as binary data, or as FP32")
     if size is None:
-        array = _from_json(one["data"], one["shape"], count, datatype, name, tensor.array)
-    elif type(size) is not int or not 0 <= size <= len(binary) - at:
-        left = len(binary) - at
-        said = f"expected the bytes of its data, {left} at most"
+        array = _from_json(one.data, one.shape, count, datatype, name, tensor.array)
+    elif size > len(binary) - at:
+        said = f"expected the bytes of its data, {len(binary) - at} at most"
         raise ServeError(f"binary_data_size of {name!r} is {_said(size)}, {said}")
     elif datatype == "BYTES":
         array = np.array(list(_texts(bytes(binary[at : at + size]), count, name)), object)
@@ -323,27 +359,21 @@ def _held(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
     return found
 
 
-def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
+def _shape(shape: list[int], tensor: Tensor, most: int) -> list[int]:
     """The lengths of its axes. Those of 1 behind all that are expected are left out: MLServer's codecs send [n, 1]."""
-    shape: Any = one.get("shape")
     expected = [-1, *tensor.shape]
-    while isinstance(shape, list) and len(shape) > len(expected) and shape[-1] == 1:
+    while len(shape) > len(expected) and shape[-1] == 1:
         shape = shape[:-1]
-    fits = isinstance(shape, list) and len(shape) == len(expected) and all(type(length) is int for length in shape)
-    if not fits or not all(is_ > 0 and want in (-1, is_) for is_, want in zip(shape, expected, strict=True)):
+    if len(shape) != len(expected) or not all(want in (-1, is_) for is_, want in zip(shape, expected, strict=True)):
         said = "-1 being a length of 1 or more, the first one the number of inputs"
         raise ServeError(f"shape of {tensor.name!r} is {_said(shape)}, expected {expected}, {said}")
     if shape[0] > most:
         raise ServeError(f"shape of {tensor.name!r} has more than {most} inputs; send them in several requests")
-    if max(shape) > _MOST_LENGTH:
-        raise ServeError(f"shape of {tensor.name!r} has a length of more than {_MOST_LENGTH}")
     return shape
 
 
 def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str, array: bool) -> np.ndarray:
     """data: nested as the shape says, or flat. array: null is NaN."""
-    if not isinstance(data, list):
-        raise ServeError(f"data of {name!r} is no list")
     flat = data
     if flat and isinstance(flat[0], list) and len(flat) == shape[0]:
         for length in shape[1:]:
@@ -385,7 +415,7 @@ def _texts(binary: bytes, count: int, name: str) -> Iterator[str]:
 
 def _from_text(text: str, name: str) -> Any:
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise ServeError(f"an element of {name!r} is no JSON text: {error}") from None
 
@@ -455,12 +485,6 @@ def _holds(datatype: str, elements: list[Any]) -> bool:
     if set(map(type, elements)) != ({bool} if dtype.kind == "b" else {int}):
         return False
     return dtype.kind == "b" or np.iinfo(dtype).min <= min(elements) <= max(elements) <= np.iinfo(dtype).max
-
-
-def _list_text(values: list[Any]) -> str:
-    """The JSON text of a list, in pieces."""
-    parts = (json.dumps(values[at : at + MANY])[1:-1] for at in range(0, len(values), MANY))
-    return f"[{', '.join(parts)}]"
 
 
 def _to_bytes(datatype: str, elements: list[Any]) -> bytes:

@@ -1,84 +1,50 @@
-"""What a service answers over HTTP, as an OpenAPI 3.1 document, and that document as a page for people.
+"""What a service answers over HTTP, as an OpenAPI 3.1 document.
 
-Source: spec.openapis.org/oas/v3.1.0. The form of an input comes from the samples of its model, the errors from `wire`.
-The page needs no script and nothing from elsewhere: it is the document in HTML, with a command for each path.
+Source: spec.openapis.org/oas/v3.1.0. The form of an input comes from the samples of its model, tensors from the types
+of `inference_protocol`, the errors from `wire`.
 """
 
 from __future__ import annotations
 
-import html
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
+import msgspec
+from msgspec import Struct
+
 from fluidtune import __version__
-from fluidtune.serving.inference_protocol import JSON_SIZE
+from fluidtune.serving.inference_protocol import JSON_SIZE, InferenceRequest, InferenceResponse
 from fluidtune.serving.loaded_model import Samples, as_json
 from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import WHOLE, Form
 
-#: Where the document and its page are. Source: the names that FastAPI has made usual.
-DOCUMENT, PAGE = "/openapi.json", "/docs"
 #: The word of a form -> the type of JSON Schema.
 _TYPES = {word: word for word in ("number", "null", "object")}
 _TYPES |= {"text": "string", "truth value": "boolean", "list": "array"}
-_TENSORS = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-        "datatype": {"type": "string"},
-        "parameters": {"type": "object"},
-        "data": {"type": "array"},
-    },
-}
-_SCHEMAS = {
-    "Error": {
-        "type": "object",
-        "description": "An answer that is no output. A 503 has its text in reason, the others in error.",
-        "required": ["error", "code"],
-        "properties": {
-            "error": {"type": "string"},
-            "code": {"type": "string", "enum": list(CODES)},
-            "reason": {"type": "string"},
-        },
-    },
-    "State": {"type": "object", "required": ["state"], "properties": {"state": {"type": "string"}}},
-    "Tensor": _TENSORS,
-    "InferenceRequest": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {"type": "object"},
-            "inputs": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Tensor"}},
-            "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
-        },
-    },
-    "InferenceResponse": {
-        "type": "object",
-        "required": ["model_name", "outputs"],
-        "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
-            "id": {"type": "string"},
-            "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
-        },
-    },
-}
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
-pre {{ background: #f4f4f4; padding: .6em; overflow-x: auto }} th {{ text-align: left; padding-right: 1em }}</style>
-</head><body><h1>{title}</h1><p>{about}</p><p><a href="{document}">The same as an OpenAPI document</a></p>
-{operations}</body></html>
-"""
+
+
+class Error(Struct):
+    """An answer that is no output. A 503 has its text in reason, the others in error."""
+
+    error: str
+    code: Literal[tuple(CODES)]  # type: ignore[valid-type]
+    reason: str | None = None
+
+
+class State(Struct):
+    """What the service does now."""
+
+    state: str
+
+
+#: The schemas of all services, by name: of the answers here, and of the types of the protocol.
+_SCHEMAS = msgspec.json.schema_components(
+    [Error, State, InferenceRequest, InferenceResponse], ref_template="#/components/schemas/{name}"
+)[1]
 
 
 def schema(form: Form) -> dict[str, Any]:
@@ -207,44 +173,3 @@ def _ref(kind: str, name: str) -> dict[str, str]:
 
 def _parameter(where: str, name: str, values: dict[str, Any], required: bool = False) -> dict[str, Any]:
     return {"in": where, "name": name, "required": required, "schema": values}
-
-
-def page(found: Mapping[str, Any]) -> str:
-    """The document as HTML."""
-    operations = "\n".join(
-        _operation(found, method, path, one)
-        for path, methods in found["paths"].items()
-        for method, one in methods.items()
-        if method != "parameters"
-    )
-    info = found["info"]
-    title = f"{info['title']} {info['version']}"
-    return _PAGE.format(
-        title=html.escape(title), about=html.escape(info["description"]), document=DOCUMENT[1:], operations=operations
-    )
-
-
-def _operation(found: Mapping[str, Any], method: str, path: str, one: Mapping[str, Any]) -> str:
-    token = " -H 'Authorization: Bearer TOKEN'" if "security" in found and "security" not in one else ""
-    command = f"curl{token} http://HOST:PORT{path}"
-    parts = [f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(one['summary'])}</p>"]
-    body = one.get("requestBody", {}).get("content", {}).get("application/json")
-    if body is not None:
-        command += f" -d {shlex.quote(json.dumps(body['example']))}" if "example" in body else " -d @request.json"
-        form = found["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
-        parts.append(f"<details><summary>The form of the body</summary>{_pre(json.dumps(form, indent=2))}</details>")
-    rows = "".join(
-        f"<tr><th>{status}</th><td>{html.escape(_meaning(found, answer))}</td></tr>"
-        for status, answer in one["responses"].items()
-    )
-    return "".join([parts[0], _pre(command), *parts[1:], f"<table>{rows}</table>"])
-
-
-def _meaning(found: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    if "$ref" in answer:
-        answer = found["components"]["responses"][answer["$ref"].rpartition("/")[2]]
-    return str(answer["description"]).strip().replace("\n", "; ")
-
-
-def _pre(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"

@@ -85,7 +85,7 @@ class PlacedDevices(Devices):
         self._samples: dict[str, Samples] = {}
         self._models: list[ServedModel] = []
         #: By model, how many inputs were asked for since the machine was told last.
-        self.asked: Counter[str] = Counter()
+        self._inputs: Counter[str] = Counter()
         #: By model, how often a device has loaded it since the service answers, and its seconds at its first load.
         self._loads: Counter[str] = Counter()
         self._load_s: dict[str, float] = {}
@@ -209,8 +209,11 @@ class PlacedDevices(Devices):
         for task in self._tasks:
             task.cancel()
 
+    def asks(self, model: str, inputs: int) -> None:
+        self._inputs[model] += inputs
+
     @property
-    def unavailable(self) -> dict[str, str]:
+    def unavailable(self) -> dict[str, str]:  # type: ignore[override]
         """By model that no device has because it did not load, the reason. One that is about to load is not in it."""
         left_out = self._state.failed if self._state is not None else ()
         return {name: why for name, why in self._failed.items() if name in left_out}
@@ -316,7 +319,7 @@ class PlacedDevices(Devices):
             await asyncio.sleep(LOOK_S)
             try:
                 self._look()
-                now, asked, self.asked = time.monotonic(), self.asked, Counter()
+                now, asked, self._inputs = time.monotonic(), self._inputs, Counter()
                 self._hear(Asked(now, asked))
                 if now - last >= WINDOW_S:
                     offered = dict(self._offered())

@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -28,6 +28,7 @@ from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
+from fluidtune.ray_compat.cluster_address import join
 from fluidtune.ray_compat.job_metadata import user_of_job
 from fluidtune.report.events import SERVICE_DIRECTORY
 from fluidtune.serving.address import is_of_this_machine, listening, url_of
@@ -53,7 +54,7 @@ MAX_BATCH = 64
 #: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to clients.)
 MOST_PORT = 65535
 #: What `fluidtune[serve]` brings.
-NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
+NEEDS = ("uvicorn", "starlette", "httptools", "msgspec", "prometheus_client", "uvloop")
 #: Calls of the front's actor at once: a stop does not wait behind others' status.
 CALLS = 8
 #: Seconds after which a start that waits for a lease says so. A free device is leased within two or three.
@@ -96,6 +97,7 @@ def serve(
     stage_memory: float | None = None,
     name: str | None = None,
     user: str | None = None,
+    address: str | None = None,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -144,8 +146,10 @@ def serve(
         stage_memory: GiB of weights that each of these processes has at most. Default: any.
         name: of the service, which no other one in the cluster may have. Default: that of the run's directory.
         user: whose service it is: who may stop and change it. Default: the user of this process's job.
+        address: of the Ray cluster, "auto" for that of this machine. Default: the one that this process is connected
+            to, or the one that Ray Tune would connect to or start.
 
-    Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
+    Needs ``fluidtune[serve]``. What is given is checked before anything connects to Ray or starts.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
     if models is not None:
@@ -173,15 +177,20 @@ def serve(
     former = one_of(Batching, "batching", batching)
     if stages != 1 or stage_memory is not None:
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
+    spec = _spec(devices, beside, arbiter, stages)
+    usual = Path(run).name or "models"  # The file of the models may be in "/".
+    check_name(RunningService(usual if name is None else name, user or ""), ())
     check_installed()
-    if not ray.is_initialized():
+    if address is not None:
+        if not join(address):
+            raise FluidTuneError(f"there is no Ray cluster at {address}; start one with: ray start --head")
+    elif not ray.is_initialized():
         start_quick_nodes()
         ray.init(log_to_driver=False)
-    usual = Path(run).name or "models"  # The file of the models may be in "/".
     one = RunningService(usual if name is None else name, user_of_job(user))
     folder = SERVICE_DIRECTORY if one.name == usual else f"{SERVICE_DIRECTORY}-{one.name}"
-    leasing = _leasing(devices, beside, arbiter, one) if arbiter is not None else None
-    count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
+    leasing = _leasing(spec, one) if arbiter is not None else None
+    count, resources = (0, OPTIONS[leasing.unit]) if leasing is not None else BESIDE if beside else _own(spec, stages)
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
     if not kept_state.can_keep():
@@ -355,57 +364,54 @@ def check_installed() -> None:
         raise FluidTuneError(f'{said}; type: pip install "fluidtune[serve]"')
 
 
-def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:
-    """What ``devices`` says. By default GPUs, if there are any. Raises FluidTuneError if they cannot answer."""
-    spec = DeviceSpec.parse(devices) or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
-    if spec.kind == "emulated":
+def _spec(devices: str | None, beside: bool, arbiter: str | None, stages: int) -> DeviceSpec | None:
+    """What ``devices`` says, if it says anything. Raises FluidTuneError if no cluster could have such devices."""
+    spec = DeviceSpec.parse(devices)
+    if arbiter not in (None, "auto"):
+        raise FluidTuneError(f'arbiter={arbiter!r} is not known; use "auto", or None for devices of its own')
+    if beside and arbiter is not None:
+        raise FluidTuneError('beside=True shares one core by turns, and arbiter="auto" leases whole ones: choose one')
+    if beside and devices not in (None, "cpu:1"):
+        raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
+    if spec is not None and spec.kind == "emulated":
         raise FluidTuneError(f'devices={devices!r} compute nothing, so they cannot answer; use "cpu:N" or "gpu:N"')
+    if spec is not None and spec.count is not None and spec.count % stages:
+        raise FluidTuneError(f"devices={devices!r} are {spec.count} processes; give a multiple of the {stages} stages")
     return spec
 
 
-def _resources(devices: str | None, beside: bool, stages: int = 1) -> tuple[int, dict[str, float]]:
-    """How many devices, each of ``stages`` processes, and Ray's options of each of these.
+def _own(spec: DeviceSpec | None, stages: int) -> tuple[int, dict[str, float]]:
+    """How many devices, each of ``stages`` processes, and Ray's options of each of these. By default GPUs, if any.
 
-    Raises FluidTuneError if the cluster cannot have them.
+    Raises FluidTuneError if the cluster has not as many.
     """
-    if beside:
-        if devices not in (None, "cpu:1"):
-            raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
-        return BESIDE
     cluster = ray.cluster_resources()
-    spec = _spec(devices, cluster)
+    spec = spec or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
     count, name = spec.count or stages, spec.kind.upper()
-    if count % stages:
-        raise FluidTuneError(f"devices={devices!r} are {count} processes; give a multiple of the {stages} stages")
     if cluster.get(name, 0) < count:
         has = f"{cluster.get(name, 0):g} {name}s"
-        raise FluidTuneError(f"devices={devices!r} are {count} {name}s, and this Ray cluster has {has}; ask for fewer")
+        raise FluidTuneError(f"the service asks for {count} {name}s, and this Ray cluster has {has}; ask for fewer")
     return count // stages, OPTIONS[name]
 
 
-def _leasing(devices: str | None, beside: bool, arbiter: str, service: RunningService) -> Leasing:
+def _leasing(spec: DeviceSpec | None, service: RunningService) -> Leasing:
     """How the service leases devices. Raises FluidTuneError if this cluster's arbiter cannot lease such ones."""
     from fluidtune.serving.model_leases import Leasing
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
-    if arbiter != "auto":
-        raise FluidTuneError(f'arbiter={arbiter!r} is not known; use "auto", or None for devices of its own')
-    if beside:
-        raise FluidTuneError('beside=True shares one core by turns, and arbiter="auto" leases whole ones: choose one')
     try:
         leased = control.status()["unit"] if control.find() is not None else None
     except ThemisError:
         leased = None  # It was stopped in between.
     cluster = ray.cluster_resources()
-    spec = _spec(devices, cluster) if devices is not None or leased is None else DeviceSpec(leased.lower())
-    unit = spec.kind.upper()
+    unit = spec.kind.upper() if spec is not None else leased or ("GPU" if cluster.get("GPU") else "CPU")
     if leased not in (None, unit):
-        said = f"devices={devices!r} are {unit}s, and the arbiter of this Ray cluster leases {leased}s"
+        said = f"devices are to be {unit}s, and the arbiter of this Ray cluster leases {leased}s"
         raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")
     if not cluster.get(unit):
-        raise FluidTuneError(f"with devices={devices!r} the service leases {unit}s, and this Ray cluster has none")
-    return Leasing(f"{service.name}-served", service.user, unit, spec.count)
+        raise FluidTuneError(f"the service leases {unit}s, and this Ray cluster has none; give other devices")
+    return Leasing(f"{service.name}-served", service.user, unit, spec.count if spec is not None else None)
 
 
 def _check_port(host: str, port: int) -> None:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -112,6 +113,8 @@ class _Standing:
 class Devices:
     """See the module. start: makes the device of a number in a placement group, without a model.
 
+    One thing: what is to be, what is, and what is said of it are the same devices.
+
     desired: by key, the models that the device of this number is to have. clock: another one in tests.
     """
 
@@ -162,7 +165,25 @@ class Devices:
         """The devices that stay, by number."""
         return {one.number: one.device for one in self._held.values() if one.until is None}
 
-    # What the front calls.
+    # What only models that come and go have (`placed_devices`): here each device has all of them.
+
+    #: By model that no device has because it did not load, the reason.
+    unavailable: Mapping[str, str] = MappingProxyType({})
+
+    def asks(self, model: str, inputs: int) -> None:
+        """So many inputs are asked of the model."""
+
+    def comes_in(self, name: str) -> float | None:
+        """Seconds until the model is in memory when it is asked; None: it is there."""
+
+    def comes(self, name: str) -> bool:
+        """Whether the model is not in memory and comes when it is asked, or loads."""
+        return False
+
+    def placement(self) -> dict[str, Any] | None:
+        """For the status: where the models stand, and why; None: on each device."""
+
+    # What the service calls.
 
     async def first(self) -> First:
         """Wait until as many devices as the source says have their models.

@@ -404,6 +404,11 @@ def is_calm(span: Span) -> bool:
     return answered > 0 and bad <= BAD_RATE * (answered + bad)
 
 
+def are_kept(known: Mapping[str, Profile], delays: Mapping[str, float], slo_of: Callable[[str], float]) -> bool:
+    """Whether the profiles, which batches correct, are those of a time without overload: each model meets its SLO."""
+    return all(profile.seconds(1) + delays[name] <= slo_of(name) for name, profile in known.items())
+
+
 def _filled(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:
     """Without the trials of which there are none."""
     return {name: {str(key): count for key, count in some.items()} for name, some in counts.items() if some}

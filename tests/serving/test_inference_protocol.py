@@ -25,6 +25,10 @@ def request(*inputs, **others):
     return json.dumps({"inputs": list(inputs), **others}).encode()
 
 
+def encode(interface, asked, version, outputs):
+    return interface.encode(asked, "best", version, list(map(json.dumps, outputs)))
+
+
 def tensor(name="input", shape=(1, 2, 2), datatype="FP32", **others):
     return {"name": name, "shape": list(shape), "datatype": datatype, **others}
 
@@ -100,33 +104,33 @@ BINARY = {"binary_data_size": 16}
 @pytest.mark.parametrize(
     ("body", "binary", "said"),
     [
-        (b"", b"", "no JSON"),
+        (b"", b"", "no JSON of the protocol"),
         (b"[" * 100_000, b"", "no JSON"),
         (b"\xff", b"", "no JSON"),
-        (b"[]", b"", "no JSON object"),
-        (b'{"inputs": 5}', b"", "no list of objects"),
-        (request(), b"", "no list of objects"),
+        (b"[]", b"", "Expected `object`, got `array`"),
+        (b'{"inputs": 5}', b"", r"Expected `array`, got `int` - at `\$.inputs`"),
+        (request(), b"", "Expected `array` of length >= 1"),
         (request(GOOD, GOOD), b"", "twice"),
         (request(tensor("x", data=[0, 0, 0, 1])), b"", "no input 'x'; send 'input'"),
         (request(tensor("x" * 1000, data=[0, 0, 0, 1])), b"", r"x\.\.\.; send"),
-        (request(GOOD, id=5), b"", "id is a int, expected a text"),
+        (request(GOOD, id=5), b"", r"Expected `str \| null`, got `int` - at `\$.id`"),
         (request(GOOD, outputs=[{"name": "x"}]), b"", "no output 'x'; it has 'label' and 'odds'"),
-        (request(GOOD, outputs=[{}]), b"", "no name"),
-        (request(GOOD, parameters=[5]), b"", "parameters is a list, expected an object"),
-        (request(GOOD, parameters={"timeout": -1}), b"", "timeout is no whole number"),
+        (request(GOOD, outputs=[{}]), b"", "missing required field `name`"),
+        (request(GOOD, parameters=[5]), b"", r"Expected `object \| null`, got `array` - at `\$.parameters`"),
+        (request(GOOD, parameters={"timeout": -1}), b"", r"Expected `int` >= 0 - at `\$.parameters.timeout`"),
         (request(GOOD, parameters={"sequence_id": 1}), b"", "sequence_id, which is not served"),
         (request(GOOD, outputs=[{"name": "odds", "parameters": {"classification": 1}}]), b"", "classification"),
         (request(tensor(parameters={"shared_memory_region": "x"})), b"", "send the data in the body"),
         (request(tensor(datatype="BYTES", data=["a"])), b"", "datatype of 'input' is 'BYTES', expected 'FP64'"),
-        (request(tensor(datatype=None, data=[1])), b"", "datatype of 'input' is ''"),
+        (request(tensor(datatype=None, data=[1])), b"", "Expected `str`, got `null`"),
         (request(tensor(shape=[2, 2], data=[0, 0, 0, 1])), b"", r"expected \[-1, 2, 2\]"),
-        (request(tensor(shape=[0, 2, 2], data=[])), b"", "a length of 1 or more"),
-        (request(tensor(shape=[1.0, 2, 2], data=[])), b"", "shape of"),
+        (request(tensor(shape=[0, 2, 2], data=[])), b"", "Expected `int` >= 1"),
+        (request(tensor(shape=[1.0, 2, 2], data=[])), b"", "Expected `int`, got `float`"),
         (request(tensor(shape=[MOST + 1, 2, 2], data=[])), b"", "more than 1000 inputs"),
-        (request(tensor(shape=[1 << 80, 2, 2], data=[])), b"", "more than 1000 inputs"),
+        (request(tensor(shape=[1 << 80, 2, 2], data=[])), b"", "shape"),
         (request(tensor(data=[0, 0, 0])), b"", "has 3 elements"),
         (request(tensor(data=[[[0, 0], [0]]])), b"", "nested in another way"),
-        (request(tensor(data=0)), b"", "data of 'input' is no list"),
+        (request(tensor(data=0)), b"", r"Expected `array`, got `int` - at `\$.inputs\[0\].data`"),
         (request(tensor(data=[0, 0, 0, "1"])), b"", "a str, which is no FP32"),
         (request(tensor(data=[0, 0, 0, True])), b"", "a bool, which is no FP32"),
         (request(tensor(data=[0, 0, 0, 1e300])), b"", "no finite number"),
@@ -137,7 +141,7 @@ BINARY = {"binary_data_size": 16}
         (request(tensor(data=[0, 0, 0, 1], parameters=BINARY)), bytes(16), "either data or the parameter"),
         (request(tensor(parameters=BINARY)), bytes(15), "15 at most"),
         (request(tensor(parameters=BINARY)), bytes(17), "17 bytes follow"),
-        (request(tensor(parameters={"binary_data_size": -4})), bytes(16), "16 at most"),
+        (request(tensor(parameters={"binary_data_size": -4})), bytes(16), "Expected `int` >= 0"),
         (request(tensor(parameters={"binary_data_size": 12})), bytes(12), "has 4 FP32"),
         (request(tensor(parameters=BINARY)), b"\0\0\x80\x7f" * 4, "no finite number"),
     ],
@@ -167,7 +171,7 @@ def test_of_samples_that_are_arrays_an_input_has_the_bytes_that_came(dtype):
     (found,) = interface.decode({JSON_SIZE.lower(): str(len(body))}, body + data, MOST).inputs
     assert found.dtype == dtype and found.tobytes() == data and not found.flags.owndata
     outputs = [[1, None if sent.dtype.kind == "f" else 5]]
-    answer, headers = interface.encode(Asked(None, [], {}, True), "best", "1", outputs)
+    answer, headers = encode(interface, Asked(None, [], {}, True), "1", outputs)
     (told,) = np.frombuffer(answer[int(headers[JSON_SIZE]) :], dtype).reshape(1, 2)
     np.testing.assert_array_equal(told, np.array(outputs[0], dtype))
     assert named["outputs"] == [{"name": "output", "datatype": datatype, "shape": [-1, 2]}]
@@ -194,13 +198,6 @@ def test_what_an_array_of_integers_cannot_hold_is_refused(data):
         decode(of_arrays("uint8"), request(tensor(datatype=datatype, data=data)))
 
 
-def test_a_length_that_python_does_not_write_is_refused():
-    """Seen: a header `Inference-Header-Content-Length` of 5,000 digits was a traceback."""
-    longest = 10**4300 - 1
-    with pytest.raises(ServeError, match="has a length of more than"):
-        decode(Interface.of([[1], [1, 2]]), request(tensor(datatype="INT64", shape=[1000, longest], data=[1])))
-
-
 @pytest.mark.parametrize("size", ["-1", "1e3", "99999", "9" * 30, "²", ""])
 def test_a_bad_length_of_the_json_is_refused(size):
     with pytest.raises(ServeError, match=JSON_SIZE):
@@ -224,8 +221,7 @@ def test_tensors_of_one_request_have_the_same_number_of_inputs():
         decode(PAIRS, request(tensor("count", [1], "INT64", data=[1])))
 
 
-#: Half of a character, which JSON may have, among them.
-TEXT = st.text("aé€\0\ud800", max_size=3)
+TEXT = st.text("aé€\0", max_size=3)
 NAMES = st.sampled_from(["input", "name", "shape", "datatype", "data", "parameters", "binary_data_size", "id"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.sampled_from(["input", "FP32"]),
@@ -278,7 +274,7 @@ def test_what_is_encoded_is_decoded_to_the_same_values(values, binary, known):
     """An answer is turned into a request, whose tensors have the same form."""
     interface = Interface.of(values, values if known else ())
     asked = Asked("7", [], {}, binary=binary)
-    body, headers = interface.encode(asked, "best", "1", values)
+    body, headers = encode(interface, asked, "1", values)
     size = int(headers.get(JSON_SIZE, len(body)))
     head = json.loads(body[:size])
     assert (head.pop("model_name"), head.pop("model_version"), head["id"]) == ("best", "1", "7")
@@ -290,27 +286,27 @@ def test_what_is_encoded_is_decoded_to_the_same_values(values, binary, known):
 
 
 def test_outputs_of_different_lengths_are_json_texts():
-    body, _ = Interface.of([1], [[1]]).encode(ALL, "best", None, [[1], [2, 3]])
+    body, _ = encode(Interface.of([1], [[1]]), ALL, None, [[1], [2, 3]])
     (one,) = json.loads(body)["outputs"]
     assert (one["datatype"], one["shape"], one["data"]) == ("BYTES", [2], ["[1]", "[2, 3]"])
     assert one["parameters"] == {"content_type": "application/json"}
 
 
 def test_an_output_that_is_known_keeps_its_datatype():
-    body, _ = PAIRS.encode(ALL, "best", None, [1, 2])
+    body, _ = encode(PAIRS, ALL, None, [1, 2])
     assert json.loads(body)["outputs"][0]["datatype"] == "FP64"
 
 
 def test_an_output_that_the_answer_lacks_is_refused():
     asked = Asked(None, [], {"odds": True})
     with pytest.raises(ServeError, match="no output 'odds'; it has 'output'"):
-        Interface.of([1]).encode(asked, "best", None, [1])
+        encode(Interface.of([1]), asked, None, [1])
 
 
 def answer_of(interface, outputs, wanted=(), binary=False):
     """By name, the tensors of an answer."""
     asked = Asked(None, [], dict.fromkeys(wanted, binary))
-    return {one["name"]: one for one in json.loads(interface.encode(asked, "best", None, outputs)[0])["outputs"]}
+    return {one["name"]: one for one in json.loads(encode(interface, asked, None, outputs)[0])["outputs"]}
 
 
 CAT, DOG = {"cat": 0.9}, {"dog": 0.8}
@@ -344,25 +340,6 @@ def test_outputs_with_one_key_that_is_named_output_are_no_whole_outputs():
     assert answer_of(interface, [{"output": 5}])["output"]["data"] == ["5"]
 
 
-def test_a_large_answer_is_written_in_pieces_between_which_other_threads_go_on(monkeypatch):
-    from types import SimpleNamespace
-
-    from fluidtune.serving import inference_protocol
-    from symphony_serve.reading import PIECE
-
-    written = []
-
-    def dumps(value):
-        written.append(len(text := json.dumps(value)))
-        return text
-
-    monkeypatch.setattr(inference_protocol, "json", SimpleNamespace(dumps=dumps))
-    outputs = [[0.5] * 1536] * 64
-    found = answer_of(Interface.of([1], outputs[:1]), outputs)["output"]
-    assert (found["shape"], len(found["data"]), set(found["data"])) == ([64, 1536], 64 * 1536, {0.5})
-    assert max(written) <= PIECE
-
-
 # The public client.
 
 
@@ -386,7 +363,7 @@ def test_tritonclient_sends_and_reads_numbers(sent, binary):
     asked = IMAGES.decode({} if size is None else {JSON_SIZE.lower(): str(size)}, body, MOST)
     assert (asked.inputs, asked.timeout_s) == (sent.tolist(), 5.0)
     outputs = [{"label": "one", "odds": [0.5, 0.25]}, {"label": "two", "odds": [1.0, 0.0]}]
-    answer, headers = IMAGES.encode(asked, "best", "1", outputs)
+    answer, headers = encode(IMAGES, asked, "1", outputs)
     found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
     assert found.as_numpy("odds").tolist() == [[0.5, 0.25], [1.0, 0.0]]
     assert (found.get_response()["id"], found.get_output("label")) == ("7", None)
@@ -403,6 +380,6 @@ def test_tritonclient_sends_and_reads_texts_and_truth_values(binary):
     body, size = InferenceServerClient.generate_request_body(given)
     asked = interface.decode({} if size is None else {JSON_SIZE.lower(): str(size)}, body, MOST)
     assert asked.inputs == [{"word": "é", "yes": True}, {"word": "", "yes": False}]
-    answer, headers = interface.encode(asked, "best", "1", [["a", "é"], ["", "b"]])
+    answer, headers = encode(interface, asked, "1", [["a", "é"], ["", "b"]])
     found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
     assert found.as_numpy("output").tolist() == [[b"a", "é".encode()], [b"", b"b"]]

@@ -268,7 +268,7 @@ def test_a_load_that_an_outage_interrupts_is_not_measured_and_the_model_comes_un
         (name,) = set("abcde") - set().union(*service.stands())
         service.placed.serve(Server(), lambda: 1)
         service.begin = lambda name, process: None
-        service.placed.asked[name] += 1
+        service.placed.asks(name, 1)
         await until(lambda: any(name in one.processes for one in service.devices.values()))
         assert service.placed.comes(name)
         device = next(one for one in service.devices.values() if name in one.processes)
@@ -329,7 +329,7 @@ def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that
         assert set(first.profiles) == {name} and service.placed.comes(name)
         service.placed.serve(Server(), lambda: 1)
         service.broken = {name}
-        service.placed.asked[name] += 1
+        service.placed.asks(name, 1)
         await until(lambda: service.placed.unavailable)
         gone = [one["trial"] for one in service.said("model_moved") if "makes room" in one["reason"]][-1]
         assert service.placed.comes(gone) and service.placed.comes_in(gone) > 0
@@ -339,7 +339,7 @@ def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that
         service.broken = set()
         await service.rates(**dict.fromkeys("abcde", 0.0))
         assert not service.placed.unavailable
-        service.placed.asked[name] += 1
+        service.placed.asks(name, 1)
         await until(lambda: service.placed.placement()["loads"][name])
         assert service.most == 2 and service.placed.comes_in(name) is None
         await service.placed.close()

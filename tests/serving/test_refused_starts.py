@@ -47,11 +47,9 @@ def test_a_directory_that_is_no_run(tmp_path):
         winners(tmp_path)
 
 
-def test_a_host_that_other_machines_reach_wants_a_token(finished):
+def test_a_host_that_other_machines_reach_may_go_without_a_token(finished):
     import fluidtune
 
-    with pytest.raises(FluidTuneError, match=r"other machines reach host '0\.0\.0\.0': give a token, or no_token"):
-        fluidtune.serve(finished, load, SLO_S, host="0.0.0.0", port=free_ports(1)[0])
     with pytest.raises(FluidTuneError, match="has an SLO of 1e-06 s"):
         fluidtune.serve(finished, load, 1e-6, host="0.0.0.0", no_token=True, port=free_ports(1)[0])
 

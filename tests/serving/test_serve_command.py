@@ -10,6 +10,7 @@ import ray
 from click.testing import CliRunner
 
 from fluidtune.cli import cli
+from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
@@ -88,25 +89,55 @@ def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monk
     assert not kept and stopped == [one]
 
 
+GIVEN = {"results": "run", "load": runs.load, "slo": 1.0}
+BESIDE = GIVEN | {"beside": True}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
-        ({"slo": float("inf")}, "slo is inf, expected seconds above 0"),
-        ({"slo": "0.2"}, "slo is '0.2', expected seconds above 0"),
-        ({"slo": 1.0, "max_batch": 0}, "max_batch is 0, expected 1 or more"),
-        ({"slo": 1.0, "max_batch": 2.5}, "max_batch is 2.5, expected 1 or more"),
-        ({"slo": 1.0, "max_body": 0}, "max_body is 0, expected bytes, 1 or more"),
-        ({"slo": 1.0, "port": 0}, "port is 0, expected one of 1 to 65535"),
-        ({"slo": 1.0, "port": 70000}, "port is 70000, expected"),
-        ({"slo": 1.0, "port": "8000"}, "port is '8000', expected"),
-        ({"slo": 1.0, "starts": "soon"}, "starts is 'soon', expected deferred or eager"),
+        ({}, "give results, load and slo, or models"),
+        (GIVEN | {"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
+        (GIVEN | {"slo": float("inf")}, "slo is inf, expected"),
+        (GIVEN | {"slo": "0.2"}, "slo is '0.2', expected"),
+        (GIVEN | {"max_batch": 2.5}, "max_batch is 2.5, expected 1 or more"),
+        (GIVEN | {"max_body": 0}, "max_body is 0, expected bytes, 1 or more"),
+        (GIVEN | {"port": 0}, "port is 0, expected one of 1 to 65535"),
+        (GIVEN | {"port": "8000"}, "port is '8000', expected"),
+        (GIVEN | {"starts": "soon"}, "starts is 'soon', expected deferred or eager"),
+        (GIVEN | {"batching": "big"}, "batching is 'big', expected"),
+        (GIVEN | {"token": "short"}, "token is too short"),
+        (GIVEN | {"cors": "x"}, "cors is 'x', expected a list of origins"),
+        (GIVEN | {"name": "a/b"}, "name is 'a/b', expected printable characters without '/'"),
+        (GIVEN | {"memory": 1.0}, "memory is 1.0, and is for several models"),
+        (GIVEN | {"host": "0.0.0.0"}, "other machines reach host '0.0.0.0': give a token, or no_token"),
+        (GIVEN | {"devices": "tpu:1"}, "devices='tpu:1' is not a device setting"),
+        (GIVEN | {"devices": "emulated:2"}, "devices='emulated:2' compute nothing, so they cannot answer"),
+        (GIVEN | {"devices": "cpu:3", "stages": 2}, "devices='cpu:3' are 3 processes; give a multiple of the 2 stages"),
+        (GIVEN | {"arbiter": "always"}, "arbiter='always' is not known; use \"auto\", or None"),
+        (BESIDE | {"arbiter": "auto"}, 'beside=True shares one core by turns, and arbiter="auto" leases whole ones'),
+        (BESIDE | {"devices": "cpu:2"}, "beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"),
+        (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"], "leases whole ones: choose one"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--devices", "x"], "devices='x' is not a device setting"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--memory", "2"], "--gpu-memory 2.0 is for --models FILE"),
+        (["--models", "none.toml", "--gpus", "2", "--devices", "gpu:2"], "--gpus 2 is in place of --devices"),
+        (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
     ],
 )
-def test_settings_that_are_refused(monkeypatch, given, said):
+def test_what_is_wrong_is_said_before_anything_connects_to_ray(monkeypatch, given, said):
+    """As keywords of `fluidtune.serve`, and as words of the command. Seen: a cluster was started for "tpu:1"."""
     monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    with pytest.raises(FluidTuneError, match=said):
-        serve("run", runs.load, **given)
+    for name in ("init", "is_initialized"):
+        monkeypatch.setattr(ray, name, lambda *given, **named: pytest.fail("it connects to Ray"))
+    monkeypatch.setattr(service, "join", ray.init)
+    with pytest.raises(FluidTuneError) as refused:
+        if isinstance(given, dict):
+            serve(**given)
+        else:
+            CliRunner().invoke(cli, ["serve", "start", *given], catch_exceptions=False)
+    assert said in str(refused.value)
 
 
 FOUND = {
@@ -189,60 +220,34 @@ def cluster(monkeypatch):
     return found
 
 
+ONE = running_services.RunningService("digits", "anna")
+CPU, GPU = DeviceSpec("cpu"), DeviceSpec("gpu", 2)
+
+
 @pytest.mark.parametrize(
     ("unit", "devices", "leased"),
     [
         (None, None, ("GPU", None)),
-        (None, "cpu", ("CPU", None)),
-        (None, "cpu:9", ("CPU", 9)),
+        (None, CPU, ("CPU", None)),
         ("CPU", None, ("CPU", None)),
-        ("GPU", "gpu:2", ("GPU", 2)),
+        ("GPU", GPU, ("GPU", 2)),
+        ("GPU", CPU, "devices are to be CPUs, and the arbiter of this Ray cluster leases GPUs"),
     ],
 )
 def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased):
     cluster.unit = unit
-    found = service._leasing(devices, False, "auto", running_services.RunningService("digits", "anna"))
-    assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("cpu:2", False, "auto"), "devices='cpu:2' are CPUs, and the arbiter of this Ray cluster leases GPUs"),
-        (("emulated:2", False, "auto"), "devices='emulated:2' compute nothing"),
-        ((None, True, "auto"), 'beside=True shares one core by turns, and arbiter="auto" leases .*: choose one'),
-        ((None, False, "always"), "arbiter='always' is not known; use \"auto\", or None"),
-    ],
-)
-def test_leases_that_there_cannot_be(cluster, given, said):
-    cluster.unit = "GPU"
-    with pytest.raises(FluidTuneError, match=said):
-        service._leasing(*given, running_services.RunningService("digits", "anna"))
+    if isinstance(leased, str):
+        with pytest.raises(FluidTuneError, match=leased):
+            service._leasing(devices, ONE)
+    else:
+        found = service._leasing(devices, ONE)
+        assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
 
 
 def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
-        service._leasing("gpu", False, "auto", running_services.RunningService("digits", "anna"))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
-        ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
-        ([".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"], "leases whole ones: choose one"),
-        ([".", "--load", f"{HERE}:load", "--slo", "1", "--memory", "2"], "--gpu-memory 2.0 is for --models FILE"),
-        (["--models", "none.toml", "--gpus", "2", "--devices", "gpu:2"], "--gpus 2 is in place of --devices"),
-        (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
-    ],
-)
-def test_the_command_says_what_does_not_go_together(monkeypatch, words, said):
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(serve_words, "connect", lambda address: None)
-    found = CliRunner().invoke(cli, ["serve", "start", *words])
-    assert isinstance(found.exception, FluidTuneError) and said in str(found.exception)
+        service._leasing(GPU, ONE)
 
 
 def test_what_is_printed_acts_on_the_same_service(monkeypatch):
@@ -257,11 +262,3 @@ def test_what_is_printed_acts_on_the_same_service(monkeypatch):
 def test_a_trial_that_is_named_is_not_ranked():
     found = CliRunner().invoke(cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
     assert isinstance(found.exception, FluidTuneError) and "--mode max ranks trials" in str(found.exception)
-
-
-def test_what_takes_turns_has_one_core():
-    with pytest.raises(
-        FluidTuneError, match="beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"
-    ):
-        service._resources("cpu:2", beside=True)
-    assert service._resources(None, beside=True) == (1, {"num_cpus": 0.0})

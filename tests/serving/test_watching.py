@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from fluidtune.report import read_events
@@ -15,7 +13,7 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, demand, sample
+from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, are_kept, demand, sample
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
@@ -182,13 +180,17 @@ def test_what_clients_want_sooner_than_the_slo_is_no_load(what):
 @pytest.mark.serve
 def test_models_are_placed_for_what_devices_could_answer(what, hurried, counts):
     """Seen: models were placed anew because of bodies that are no input."""
-    from fluidtune.serving.front import Front
-
     books = Books(["a", "b"])
     books.count("a", "answered", 2)
     books.count("a", what, 3, hurried)
     assert demand(books.total()) == {"a": 5 if counts else 2, "b": 0}
-    assert Front._offered(SimpleNamespace(_books=books, _names=["a", "b"])) == {"a": 5 if counts else 2, "b": 0}
+
+
+def test_of_an_overload_no_times_are_kept():
+    """Seen: after an overload, `fluidtune serve plan` said "give an SLO of at least 5.63 s"."""
+    for seconds, kept in ((0.4, True), (0.5, False)):
+        known = {"a": Profile.from_seconds([0.1]), "b": Profile.from_seconds([seconds])}
+        assert are_kept(known, {"a": 0.0, "b": 0.1}, lambda name: 0.5) == kept
 
 
 def test_nothing_is_logged_where_nothing_happens(watched):
