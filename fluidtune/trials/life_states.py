@@ -26,18 +26,18 @@ PLACES: dict[tuple[Place, Place], str] = {
     ("queued", "released"): "Released",
     ("placed", "loading"): "WorkerFound",
     ("placed", "live"): "Resumed",
-    ("placed", "queued"): "PlaceDied, PlaceTaken, Placed",
+    ("placed", "queued"): "CannotStay, PlaceTaken, Placed",
     ("placed", "released"): "Released",
     ("loading", "live"): "Loaded",
-    ("loading", "queued"): "LeaderDied, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
-    ("loading", "ended"): "LeaderDied, Raised, DeviceBroken",
+    ("loading", "queued"): "LeaderDied, CannotStay, RoomLacking, PlaceTaken, Placed",
+    ("loading", "ended"): "LeaderDied, Raised",
     ("loading", "released"): "Released",
-    ("live", "queued"): "LeaderDied, BeginsAnew, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
+    ("live", "queued"): "LeaderDied, CannotStay, RoomLacking, PlaceTaken, Placed",
     (
         "live",
         "moving",
     ): "MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, RoomLacking",
-    ("live", "ended"): "LeaderDied, Raised, DeviceBroken",
+    ("live", "ended"): "LeaderDied, Raised",
     ("live", "released"): "Released",
     ("moving", "queued"): "Unloaded",
     ("moving", "placed"): "Placed",
@@ -48,9 +48,7 @@ PLACES: dict[tuple[Place, Place], str] = {
 #: Every change of the group. Whatever takes the trial off its workers (see `PLACES`) makes it ``steady``, too.
 CHANGES: dict[tuple[Change, Change], str] = {
     ("steady", "attaching"): "ResizeWanted, Loaded",
-    ("attaching", "steady"): (
-        "Attached, AttachRefused, JoinerDied, JoinerLate, IterationDone, FollowerEnded, ResizeWanted"
-    ),
+    ("attaching", "steady"): "Attached, NotAttached, IterationDone, FollowerEnded, ResizeWanted",
 }
 
 #: Every change of wish.

@@ -212,11 +212,6 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
-class PlaceDied(Event):
-    """A worker of its first device died while the trial waited for one."""
-
-
-@dataclass(frozen=True)
 class Loaded(Event):
     """The leader has loaded the trial, of which this is known now."""
 
@@ -240,17 +235,21 @@ class LeaderDied(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """What ``by`` names (see `LeaderDied`) has raised an error."""
+    """What ``by`` names (see `LeaderDied`) has raised an error. ``final``: the trial fails, whoever waits for it."""
 
     by: Call | Worker
     error: Exception
+    final: bool = False
 
 
 @dataclass(frozen=True)
-class PlainProcessNeeded(Event):
-    """``by``, see `LeaderDied`, cannot be done in a forked process. The next ones are not forked."""
+class CannotStay(Event):
+    """The trial must go on in another process, for this reason. ``by``: see `LeaderDied`; None: it has no leader yet.
 
-    by: Call | Worker
+    As where its code cannot run in a forked process, its device has failed, or its commit is not whole.
+    """
+
+    by: Call | Worker | None
     why: str
 
 
@@ -271,17 +270,6 @@ class RoomLacking(Event):
 
 
 @dataclass(frozen=True)
-class DeviceBroken(Event):
-    """A device's hardware has failed under the leader. ``by``: see `LeaderDied`. ``given_up``: the job uses the device
-    no more; False: it has no other.
-    """
-
-    by: Call | Worker
-    why: str
-    given_up: bool
-
-
-@dataclass(frozen=True)
 class IterationDone(Event):
     """The leader has done an iteration.
 
@@ -293,14 +281,6 @@ class IterationDone(Event):
     reply: Reply
     number: Any
     final: bool = False
-
-
-@dataclass(frozen=True)
-class BeginsAnew(Event):
-    """The leader has no result, because what the trial went on from is not whole: the trial begins anew."""
-
-    call: Call
-    why: str
 
 
 @dataclass(frozen=True)
@@ -351,27 +331,12 @@ class Attached(Event):
 
 
 @dataclass(frozen=True)
-class AttachRefused(Event):
-    """A new worker was not attached, for this reason."""
+class NotAttached(Event):
+    """A new worker does not follow the leader, for this reason. ``late``: it has not answered in time."""
 
     worker: Worker
+    how: Literal["refused", "died", "late"]
     why: str
-
-
-@dataclass(frozen=True)
-class JoinerDied(Event):
-    """A new worker's process died."""
-
-    worker: Worker
-    error: Exception
-
-
-@dataclass(frozen=True)
-class JoinerLate(Event):
-    """A new worker was neither attached nor refused in this many seconds."""
-
-    worker: Worker
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -381,7 +346,6 @@ class FollowerEnded(Event):
     worker: Worker
     how: End
     why: str = ""
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -417,7 +381,7 @@ class Announce(Instruction):
 class RequestLeader(Instruction):
     """Find a worker of ``device`` that sees the devices ``others`` as well.
 
-    Answered by `WorkerFound` or `PlaceDied`, while `TrialLife.wants_leader` holds for ``placement``.
+    Answered by `WorkerFound` or `CannotStay`, while `TrialLife.wants_leader` holds for ``placement``.
     """
 
     device: int
@@ -436,8 +400,7 @@ class Load(Instruction):
 class CallLeader(Instruction):
     """Send the call to the leader.
 
-    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `CheckpointRestored`, `LeaderDied`, `Raised`,
-    `PlainProcessNeeded`, `RoomLacking` or `DeviceBroken`.
+    Answered by `IterationDone`, `CheckpointRestored`, `Answered`, or an event that names it in ``by``.
     """
 
     worker: Worker
@@ -463,7 +426,7 @@ class RequestJoiner(Instruction):
 class Attach(Instruction):
     """Have the worker attach itself to the leader, and then follow it.
 
-    Answered by `Attached`, `AttachRefused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
+    Answered by `Attached` or `NotAttached`, and after `Attached` by `FollowerEnded`.
     """
 
     worker: Worker
@@ -495,14 +458,6 @@ class Park(Instruction):
     facts: GroupFacts
     done_here: int
     commits: bool
-
-
-@dataclass(frozen=True)
-class Bury(Instruction):
-    """The process of a worker that follows, or was to, is dead."""
-
-    worker: Worker
-    error: Exception
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
-from fluidtune.errors import TrialTimeoutError
+from fluidtune.errors import FluidTuneError, TrialTimeoutError
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.trials import handle
@@ -76,7 +76,7 @@ class TrialShell:
         """Tell trials of new workers that are not attached in time. ``now``: monotonic clock."""
         for run, worker, since, _ in list(self._attaching.values()):
             if now - since > LATE_S:
-                self.tell(run, m.JoinerLate(worker, LATE_S))
+                self.tell(run, m.NotAttached(worker, "late", f"a new worker was not attached in {LATE_S:.0f} s"))
 
     def end_overdue(self, now: float) -> None:
         """End the trials that have passed a limit of the user's. ``now``: monotonic clock."""
@@ -151,7 +151,7 @@ class TrialShell:
 
     def _place_died(self, run: TrialRun, placement: int) -> None:
         if run.life.wants_leader(placement):
-            self.tell(run, m.PlaceDied())
+            self.tell(run, m.CannotStay(None, "the worker that it was to go on in died"))
 
     def _load(self, run: TrialRun, load: m.Load) -> None:
         worker = _pooled(load.worker)
@@ -182,23 +182,30 @@ class TrialShell:
         if isinstance(value, Exception):
             event = self._failure(worker, by, value)
         elif isinstance(lack, Lack) and lack.broken is not None:
-            given_up = self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason)
-            event = m.DeviceBroken(by, lack.reason, given_up)
+            event = m.CannotStay(by, lack.reason)
+            if not self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason):
+                why = f"{lack.reason}; the job has no other GPU for the trial: run it where there is one"
+                event = m.Raised(by, FluidTuneError(why), final=True)
         else:
             event = worker_answers.called(by, value) if isinstance(by, m.Call) else worker_answers.loaded(by, value)
         self.tell(run, event)
 
     def _failure(self, worker: PooledWorker, by: m.Call | PooledWorker, error: Exception) -> m.Event:
-        if isinstance(error, RayActorError):
-            self._dispatch.worker_died(worker, error)
+        if self._heed_death(worker, error):
             there = worker.device in self._job.devices.nodes
             return m.LeaderDied(by, error, first_line(error), worker.pid is not None, there)
         plain_process = NeedsPlainProcess.said_by(error)
         if plain_process is not None:
             self._job.pool.stop_forking(plain_process)
             if worker.info is not None and worker.info.forked:  # else it has only words like those of a fork
-                return m.PlainProcessNeeded(by, plain_process)
+                return m.CannotStay(by, plain_process)
         return m.Raised(by, error)
+
+    def _heed_death(self, worker: PooledWorker, value: Any) -> bool:
+        """Whether this answer says that the worker's process has died: then the pool and the devices know it."""
+        if isinstance(value, RayActorError):
+            self._dispatch.worker_died(worker, value)
+        return isinstance(value, RayActorError)
 
     def _drop_calls(self, run: TrialRun, dropped: m.DropCalls) -> None:
         for call in dropped.calls:
@@ -232,10 +239,12 @@ class TrialShell:
             self._calls.track_call(self._following[worker.name], partial(self._followed, run, worker))
         else:
             del self._following[worker.name]
+            self._heed_death(worker, value)
         self.tell(run, worker_answers.attached(worker, value))
 
     def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         del self._following[worker.name]
+        self._heed_death(worker, value)
         if isinstance(value, Lack):
             self._dispatch.device_broken(worker.device, value.reason)
         self.tell(run, worker_answers.followed(worker, value))
@@ -334,7 +343,6 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
     m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
-    m.Bury: lambda shell, run, bury: shell._dispatch.worker_died(_pooled(bury.worker), bury.error),
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
     m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,

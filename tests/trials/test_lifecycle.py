@@ -258,21 +258,17 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
     assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
-def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
+def test_a_trial_that_cannot_stay_goes_on_elsewhere_once_and_reports_nothing() -> None:
     driver = Driver()
     driver.placed(0)
     driver.found()
-    needed = m.PlainProcessNeeded(process("w0", 0), "it reads X")
-    assert told(driver.hears(needed)) == [engine.WorkerLost("a")]
-    assert driver.hears(needed) == []
-
-
-def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
+    needed = m.CannotStay(process("w0", 0), "it reads X, which no forked process has")
+    assert told(driver.hears(needed)) == [engine.WorkerLost("a")] and driver.hears(needed) == []
     driver = Driver().elastic()
     driver.asked()
-    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a")]
+    anew = m.CannotStay(driver.call, "its commit is not whole")
+    assert told(driver.hears(anew)) == [engine.WorkerLost("a")] and driver.hears(anew) == []
     assert driver.life.place == "queued" and driver.life.seen.results == 1
-    assert driver.hears(m.BeginsAnew(driver.call, "its counter differs")) == []
 
 
 # --- leaving
@@ -344,7 +340,7 @@ def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_o
     driver.hears(m.LeaveWanted("for a test"))
     driver.asked()
     driver.placed(1)
-    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a")]
+    assert told(driver.hears(m.CannotStay(None, "its place died"))) == [engine.WorkerLost("a")]
     assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
 
 
@@ -370,13 +366,12 @@ def test_a_trial_that_needs_further_devices_begins_anew_as_a_gang() -> None:
     assert kinds(driver.loaded()) == ["TellRecovered", "CallLeader"], "it goes on with what Tune has asked for"
 
 
-@pytest.mark.parametrize("given_up", [True, False])
-def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool) -> None:
+@pytest.mark.parametrize("other", [True, False])
+def test_a_trial_whose_device_has_failed_goes_on_if_there_is_another(other: bool) -> None:
     driver = Driver().live()
     driver.asked()
-    out = driver.hears(m.DeviceBroken(driver.call, "Xid 79", given_up))
-    lost, failed = engine.WorkerLost("a"), engine.TrialEnded("a", "failed")
-    assert told(out) == [lost if given_up else failed]
+    event = m.CannotStay(driver.call, "Xid 79") if other else m.Raised(driver.call, ERROR, final=True)
+    assert told(driver.hears(event)) == [engine.WorkerLost("a") if other else engine.TrialEnded("a", "failed")]
 
 
 @pytest.mark.parametrize(
@@ -455,14 +450,14 @@ def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
     assert kinds(out) == ["Write", "Discard", "Write", "Tell"] and out[1].worker is attached[1]  # type: ignore[attr-defined]
     assert told(out) == [engine.Resized("a", (0, 2), 0.0)] and driver.life.crew.width == 2
-    assert driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR)) == []
+    assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
 
 
 def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
     return [
-        (m.AttachRefused(joiner, "another trial's"), ["Unload"]),
-        (m.JoinerLate(joiner, 300.0), ["Discard", "Warn"]),
-        (m.JoinerDied(joiner, ERROR), ["Bury"]),
+        (m.NotAttached(joiner, "refused", "another trial's"), ["Unload"]),
+        (m.NotAttached(joiner, "late", "in 300 s"), ["Discard", "Warn"]),
+        (m.NotAttached(joiner, "died", "killed"), []),
     ]
 
 
@@ -500,7 +495,7 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
     assert driver.life.place == "live" and not driver.life.crew.growth_ended
     driver.hears(m.ResizeWanted((0, 2, 1), RESIZES))
-    out = driver.hears(m.AttachRefused(driver.joins(1)[1], "it fails"))
+    out = driver.hears(m.NotAttached(driver.joins(1)[1], "refused", "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
 
@@ -508,8 +503,8 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
 def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
     driver, attached = Driver().wide()
     driver.asked()
-    out = driver.hears(m.FollowerEnded(attached[1], how, "why", ERROR if how == "died" else None))
-    assert kinds(out) == ["Bury" if how == "died" else "Unload", "Write", "Tell"]
+    out = driver.hears(m.FollowerEnded(attached[1], how, "why"))
+    assert kinds(out) == [*(["Unload"] if how != "died" else []), "Write", "Tell"]
     assert told(out) == [engine.WorkerLost("a", (0, 2))]
     assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
@@ -519,8 +514,8 @@ def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
     driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
     new = driver.joins(3, 4)
     driver.hears(m.Attached(new[3]))
-    out = driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR))
-    assert kinds(out) == ["Bury", "Discard", "Write", "Tell"]
+    out = driver.hears(m.FollowerEnded(attached[1], "died"))
+    assert kinds(out) == ["Discard", "Write", "Tell"]
     assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
 
 
