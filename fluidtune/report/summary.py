@@ -91,8 +91,9 @@ class Summary:
         self.restores = _restores(fold)
         self.done_twice = sum(note.again for note in fold.noted("went_on"))
         self.bound = _bound(fold, use.wall_seconds)
-        best: tuple[str, float] | tuple[None, None] = best_of(fold) or (None, None)
-        self.best_trial, self.best_metric = best
+        self.best_trial: str | None
+        self.best_metric: float | None
+        self.best_trial, self.best_metric = best_of(fold) or (None, None)
         self.dropped_lines = fold.dropped
 
     def as_dict(self) -> dict[str, Any]:

@@ -175,7 +175,10 @@ class FluidActorManager(ActorManager):
         """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
         now = time.monotonic()
         if now >= self._status_until or not self._runs:
-            self._status, self._status_until = self._job.status_line(self._runs.trials()), now + STATUS_S
+            job = self._job
+            nodes, kind, silent = job.devices.nodes, job.setup.layout.kind, job.stall_detector.silent
+            self._status = job.log.status_line(nodes, kind, self._runs.trials(), silent)
+            self._status_until = now + STATUS_S
         return self._status
 
     # --- what Tune's controller asks for, see `ActorManager`
@@ -240,7 +243,8 @@ class FluidActorManager(ActorManager):
         self._callbacks.drop_failure(tracked)
 
     def resources_in_use(self) -> dict[str, float]:
-        return self._job.resources_in_use()
+        held = self._job.engine.held_count
+        return {name: amount * held for name, amount in self._job.setup.layout.bundle.items()}
 
     def count_pending(self) -> int:
         # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would

@@ -24,9 +24,10 @@ from fluidtune.error_lines import failure, first_line
 from fluidtune.errors import FluidTuneError, TrialTimeoutError
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import TrainingResult
+from fluidtune.report.metric_values import value_of
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
-from fluidtune.tune import worker_answers
+from fluidtune.tune import result_logs, worker_answers
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
@@ -34,6 +35,7 @@ from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.waiting_processes import WaitingProcesses
 from fluidtune.tune.worker_dispatch import UNLOAD_BROKEN_S, WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_specs import attach_spec, lane_ticket, load_spec
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ class TrialShell:
 
     def _load(self, run: TrialRun, load: m.Load) -> None:
         worker = _pooled(load.worker)
-        future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
+        future = worker.actor.load.remote(run.trainable_ref, load_spec(self._job, run))
         self._calls.track_call(future, partial(self.leader_answered, run, worker, worker))
 
     def _call_leader(self, run: TrialRun, sent: m.CallLeader) -> None:
@@ -168,7 +170,7 @@ class TrialShell:
         method = getattr(worker.actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            ticket, stored = self._job.lane_ticket(run), self._job.snapshots.results_stored(run.id)
+            ticket, stored = lane_ticket(self._job, run), self._job.snapshots.pace.results_stored(run.id)
             task.future = method.remote(ticket, stored) if ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
@@ -227,7 +229,7 @@ class TrialShell:
 
     def _attach(self, run: TrialRun, attach: m.Attach) -> None:
         worker = _pooled(attach.worker)
-        attached = worker.actor.attach.remote(self._job.attach_spec(run))
+        attached = worker.actor.attach.remote(attach_spec(self._job, run))
         # It follows from its attachment on, and not only when the driver has heard of that.
         self._following[worker.name] = worker.actor.follow.remote()
         self._attaching[worker.name] = run, worker, time.monotonic(), attached
@@ -271,7 +273,11 @@ class TrialShell:
     # --- to Tune
 
     def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
-        self._job.align_logs(run)
+        if run.id not in self._job.started:
+            self._job.started.add(run.id)
+            result_logs.take_over(run.trial, run.life.seen.results)
+        elif run.trial.checkpoint:
+            result_logs.upload(run.trial)
         self._actors.set_live(run.tracked, _pooled(started.worker).actor)
         self._callbacks.tell_started(run.tracked)
 
@@ -316,8 +322,24 @@ class TrialShell:
         self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
-        assert isinstance(iteration.reply, IterationReply)
-        self._job.iteration_reported(run, iteration.reply)
+        job, reply = self._job, iteration.reply
+        assert isinstance(reply, IterationReply)
+        job.reported = True
+        job.stall_detector.iteration_done(run.id, reply.seconds)
+        if job.has_commits(run.trial):
+            job.snapshots.pace.result_reported(run.id)
+        metric, memory = job.scheduler.metric, job.setup.lanes is not None
+        value = value_of(reply.result, metric) if metric else None
+        job.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory)
+        if reply.gpu is not None:
+            job.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, job.pool.workers.values())
+
+    def _width(self, run: TrialRun) -> float:
+        """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
+        crew, engine = run.life.crew, self._job.engine
+        if crew.width > 1 or self._job.setup.lanes is None:
+            return float(crew.width if crew.width > 1 else 1 / max(1, len(engine.tenants(crew.devices[0]))))
+        return engine.trial(run.id).width
 
 
 def _pooled(worker: m.Worker) -> PooledWorker:
