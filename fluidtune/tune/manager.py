@@ -116,8 +116,6 @@ class FluidActorManager(ActorManager):
         self._job = job
         #: That the driver is to end.
         self.notice = Notice(seconds_for(job.notice_s))
-        #: Every trial that Tune has made.
-        self._trials: dict[str, Trial] = {}
         #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
         #: Events for the next batch.
@@ -154,7 +152,7 @@ class FluidActorManager(ActorManager):
 
     def note_trial(self, trial: Trial) -> None:
         """Tune has made the trial, and may ask for its actor, which the job's workers or Ray will host."""
-        self._trials[trial.trial_id] = trial
+        self._job.trials.known[trial.trial_id] = trial
         if self.stands_before_ray and self._job.trials.is_left_to_ray(trial):
             self._left_to_ray.add(trial.trial_id)
 
@@ -187,7 +185,8 @@ class FluidActorManager(ActorManager):
         return trial_id not in self._left_to_ray
 
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
-        trial, trials = self._trials[trial_id], self._job.trials
+        trials = self._job.trials
+        trial = trials.known[trial_id]
         try:
             trials.check_request(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         except FluidTuneError as error:  # the trial fails; the job goes on
@@ -198,7 +197,7 @@ class FluidActorManager(ActorManager):
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
-        self._events += trials.arrival_events(run, self._job.log)
+        self._events += trials.arrival_events(run)
         self._job.arriving.append(trials.share_of(trial))
 
     def release_trial(self, tracked: TrackedActor) -> bool:
@@ -316,13 +315,13 @@ class FluidActorManager(ActorManager):
         self._tell_released()
         self._waiting.end_all()
         self._over = True
-        self._job.run_ended(self._trials.values(), saved)
+        self._job.run_ended(saved)
 
     def close(self) -> None:
         """The run is over: give every process and device back."""
         self._calls.close()
         self._dispatch.close()
-        self._job.close(self._trials.values())
+        self._job.close()
 
     # --- carrying out
 

@@ -117,7 +117,7 @@ class TrialShell:
     # --- to the engine
 
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
-        for event in self._job.trials.arrival_events(run, self._job.log):
+        for event in self._job.trials.arrival_events(run):
             self._emit(event)
 
     def _spread(self, run: TrialRun, spread: m.Spread) -> None:

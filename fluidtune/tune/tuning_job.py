@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -165,7 +165,7 @@ class TuningJob:
 
     def decide(self, events: list[m.Event]) -> list[m.Instruction]:
         """Hand a batch of events to the engine and return its instructions; both are written down."""
-        self.log.events_heard(events)
+        self.log.events_heard(events, self.trials.known)
         self.arriving.clear()
         self.departing = 0
         for event in events:
@@ -240,19 +240,19 @@ class TuningJob:
         """Whether the trial writes commits."""
         return self.trials.shown_by(trial).kind == "elastic"
 
-    def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
+    def run_ended(self, saved: bool) -> None:
         """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
 
         ``saved``: Tune has saved its final state.
         """
-        for trial in trials:
+        for trial in self.trials.known.values():
             if trial.status == Trial.TERMINATED:
                 self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
         self.snapshots.run_ended(saved)
 
-    def close(self, trials: Iterable[Trial]) -> None:
+    def close(self) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
-        self.log.run_ended(list(trials), self.scheduler.metric, self.scheduler.mode)
+        self.log.run_ended(list(self.trials.known.values()), self.scheduler.metric, self.scheduler.mode)
         try:
             self.pool.close()
             self.devices.close()

@@ -385,5 +385,5 @@ def test_what_the_driver_keeps_of_a_trial_that_has_ended_is_known(tried: Tried) 
         while tried.manager._callbacks:
             tried.manager.step(0.0)
     kept = holders(tried.manager, "t0")
-    assert kept == {"FluidActorManager._trials", "State.trials", "TuningJob._ended", "TuningJob.started"}
+    assert kept == {"State.trials", "TrialRegistry.known", "TuningJob._ended", "TuningJob.started"}
     assert not holders(tried.manager, f"value {last}")
