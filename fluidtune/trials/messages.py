@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
-from fluidtune.engine.reasons import Why
 from fluidtune.group_facts import GroupFacts
 
 #: How long a worker may take to unload its trial before it is killed. ``long``: it may write a last commit or
@@ -93,12 +92,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """Something that happened. The engine's instructions are events, too. `Release`: a device of the trial is lost."""
 
-    def outline(self) -> str:
-        """The event in a few words. What is handed through is left out."""
-        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
-        return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
+
+def outline(event: Event | engine.Instruction) -> str:
+    """The event in a few words. What is handed through is left out."""
+    said = (f"{each.name}={_plain(getattr(event, each.name))}" for each in fields(event))
+    return f"{type(event).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
 def _plain(value: Any) -> str:
@@ -155,38 +155,6 @@ class Left(Event):
     ending: Ending
     keep: bool = False
     waits: bool = False
-
-
-# Events: from the engine
-
-
-@dataclass(frozen=True)
-class Placed(Event):
-    """`Start` or `Resume`: the trial has these devices, its leader's first, and this share of each, for this reason."""
-
-    devices: tuple[int, ...]
-    share: float
-    why: Why
-
-
-@dataclass(frozen=True)
-class ResizeWanted(Event):
-    """`Resize`: the trial is to have its workers on these devices, its leader's first, for this reason."""
-
-    devices: tuple[int, ...]
-    why: Why
-
-
-@dataclass(frozen=True)
-class LeaveWanted(Event):
-    """`Suspend`: the trial is to leave its devices at its next checkpoint or commit. ``why``: in words."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class PlaceTaken(Event):
-    """`Release` of a trial that waits now: it has lost a device."""
 
 
 # Events: about its leader

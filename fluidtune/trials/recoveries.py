@@ -96,7 +96,7 @@ def _on_cannot_stay(event: m.CannotStay, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_place_taken(event: m.PlaceTaken, life: TrialLife) -> None:
+def _on_release(event: engine.Release, life: TrialLife) -> None:
     if life.has_place:
         detach(life, "one of its devices was lost")
 

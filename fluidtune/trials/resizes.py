@@ -128,7 +128,7 @@ def _settle(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_resize_wanted(event: m.ResizeWanted, life: TrialLife) -> None:
+def _on_resize(event: engine.Resize, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, f"it is to be resized to {event.devices}")
     discard_joining(life, "a device of the resize was lost")

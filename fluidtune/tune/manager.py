@@ -332,7 +332,7 @@ class FluidActorManager(ActorManager):
         while self._events:
             events, self._events = self._events, []
             for instruction in self._job.decide(events):
-                self._carry_out(instruction)
+                self._hand_on(instruction)
             # Trials that could not start may need a device that is only asked for now.
             self._dispatch.poll_devices()
         self._dispatch.serve_requests()
@@ -354,27 +354,16 @@ class FluidActorManager(ActorManager):
             self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed, waits=waits))
         self._released.clear()
 
-    def _carry_out(self, instruction: m.Instruction) -> None:
-        if isinstance(instruction, m.Start):
-            run = self._runs.of_trial(instruction.trial)
-            self._shell.tell(run, life.Placed(instruction.devices, instruction.share, instruction.why))
-        elif isinstance(instruction, m.Resize):
-            wanted = life.ResizeWanted(instruction.devices, instruction.why)
-            self._shell.tell(self._runs.of_trial(instruction.trial), wanted)
-        elif isinstance(instruction, m.Suspend):
-            self._shell.tell(self._runs.of_trial(instruction.trial), life.LeaveWanted(instruction.why.words))
-        elif isinstance(instruction, m.Release):
-            self._leave_devices(instruction.trial)
+    def _hand_on(self, instruction: Any) -> None:
+        """What the engine says of a trial is an event of its life.
 
-    def _leave_devices(self, trial_id: str) -> None:
-        """The engine has taken devices from the trial.
-
-        Workers go back to the pool by themselves. Only a trial that lost one of its devices must be taken off the
-        others: its one process may live there and see the lost device.
+        From devices that it takes workers go back to the pool by themselves. Only a trial that lost one of its devices
+        must be taken off the others: its one process may live there and see the lost device.
         """
-        run = self._runs.find_trial(trial_id)
-        if run is not None and self._job.engine.trial(trial_id).status == "waiting":
-            self._shell.tell(run, life.PlaceTaken())
+        run, engine = self._runs.find_trial(instruction.trial), self._job.engine
+        gone = isinstance(instruction, m.Release)
+        if not gone or (run is not None and engine.trial(instruction.trial).status == "waiting"):
+            self._shell.tell(self._runs.of_trial(instruction.trial), instruction)
 
 
 def _unsaved(run: TrialRun) -> bool:

@@ -69,7 +69,7 @@ class TrialShell:
         #: By name, the call with which a worker follows, or will when it is attached.
         self._following: dict[str, Any] = {}
 
-    def tell(self, run: TrialRun, event: m.Event) -> None:
+    def tell(self, run: TrialRun, event: m.Event | engine.Instruction) -> None:
         """Hand the event to the trial's life, and carry out what follows."""
         for instruction in handle(run.life, event):
             _METHODS[type(instruction)](self, run, instruction)

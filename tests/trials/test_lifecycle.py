@@ -13,11 +13,10 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
-from tests.engine.helpers import resize, start
+from tests.engine.helpers import release, resize, start, suspend
 from tests.trials.life_invariants import check_life
 
 ADDRESS = ("127.0.0.1", 4321)
-STARTS, RESIZES = start("a", (), 1.0).why, resize("a", ()).why
 ERROR = ValueError("its own code")
 
 
@@ -67,13 +66,13 @@ class Driver:
         self.life = TrialLife("a", outside, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
-    def hears(self, event: m.Event) -> list[m.Instruction]:
+    def hears(self, event: m.Event | engine.Instruction) -> list[m.Instruction]:
         out = handle(self.life, event)
         check_life(self.life)
         return out
 
     def placed(self, *devices: int) -> list[m.Instruction]:
-        return self.hears(m.Placed(devices, 1.0, STARTS))
+        return self.hears(start("a", devices, 1.0))
 
     def found(self, name: str = "w0") -> list[m.Instruction]:
         return self.hears(m.WorkerFound(process(name, self.life.crew.devices[0])))
@@ -117,7 +116,7 @@ class Driver:
         """It has grown from device 0 onto devices 1 and 2."""
         self.live()
         self.trained(1, calls_modules=True)
-        self.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+        self.hears(resize("a", (0, 1, 2)))
         attached = self.joins(1, 2)
         for worker in attached.values():
             self.hears(m.Attached(worker))
@@ -160,7 +159,7 @@ def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
-    driver.hears(m.PlaceTaken())
+    driver.hears(release("a", (0,)))
     driver.placed(0)
     driver.found()
     restore = driver.loaded()[-1]
@@ -174,7 +173,7 @@ def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     for _ in range(2):
-        driver.hears(m.PlaceTaken())
+        driver.hears(release("a", (0,)))
         driver.placed(0)
         driver.found()
         driver.loaded()
@@ -220,7 +219,7 @@ def test_a_result_that_comes_twice_counts_once() -> None:
 def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
     driver = Driver().live()
     driver.asked()
-    driver.hears(m.PlaceTaken())
+    driver.hears(release("a", (0,)))
     assert driver.hears(m.IterationDone(driver.call, Shown(1), 1)) == []
     assert driver.life.seen.results == 0 and list(driver.life.calls) == [driver.call]
 
@@ -277,7 +276,7 @@ def test_a_trial_that_cannot_stay_goes_on_elsewhere_once_and_reports_nothing() -
 def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver = Driver().live()
     driver.trained(1)
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     assert kinds(driver.asked()) == ["CallLeader"]
     driver.checkpoint = m.Checkpoint(2)
     driver.done(2)
@@ -291,7 +290,7 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
 def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
     """Seen: a job ended with an EngineError, in one of 300 seeded schedules with such trials."""
     driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     driver.asked()
     driver.several = True
     driver.hears(m.Unloaded())
@@ -302,7 +301,7 @@ def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
     # Seen: it saved 80 checkpoints a second: those of a class without an iteration have no number.
     driver = Driver(can_save=True).live()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     assert kinds(driver.asked()) == ["NoteDeparture", "Unload"] and driver.states == ("moving", "steady", "stay")
     assert list(driver.life.calls) == [driver.call], "what Tune waits for is asked of the next worker"
 
@@ -310,7 +309,7 @@ def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
 def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     driver = Driver(can_save=True).live()
     driver.trained(1)
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     save = driver.asked()[0]
     assert isinstance(save, m.CallLeader) and save.call.method == "save"
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
@@ -337,7 +336,7 @@ def test_that_a_trial_cannot_commit_is_said_once() -> None:
 def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_once() -> None:
     # Seen: it was logged as paused, and added again while it waited.
     driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     driver.asked()
     driver.placed(1)
     assert told(driver.hears(m.CannotStay(None, "its place died"))) == [engine.WorkerLost("a")]
@@ -392,7 +391,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
     for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
         step()
     if place == "moving":
-        driver.hears(m.LeaveWanted("for a test"))
+        driver.hears(suspend("a"))
         driver.asked()
     assert driver.life.place == place
     assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
@@ -408,7 +407,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
 def test_a_trial_grows_while_it_trains() -> None:
     driver = Driver().live()
     driver.asked()
-    out = driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    out = driver.hears(resize("a", (0, 1, 2)))
     assert out[1:] == [m.RequestJoiner(1, 1), m.RequestJoiner(2, 1)] and driver.states == ("live", "attaching", "stay")
     assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Attach(process("j2", 2))]
     assert driver.hears(m.Attached(process("j2", 2))) == [] and driver.life.crew.devices == (0, 2)
@@ -431,7 +430,7 @@ def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_
 def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
     driver = Driver()
     driver.placed(0)
-    assert driver.hears(m.ResizeWanted((0, 1), RESIZES)) == []
+    assert driver.hears(resize("a", (0, 1))) == []
     driver.found()
     assert kinds(driver.loaded()) == ["Write", "RequestJoiner", "TellStarted"]
 
@@ -439,7 +438,7 @@ def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
 def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None:
     driver = Driver()
     driver.placed(0, 1)
-    assert told(driver.hears(m.ResizeWanted((0,), RESIZES))) == [engine.Resized("a", (0,), 0.0)]
+    assert told(driver.hears(resize("a", (0,)))) == [engine.Resized("a", (0,), 0.0)]
     driver.found()
     assert kinds(driver.loaded()) == ["TellStarted"]
 
@@ -447,7 +446,7 @@ def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None
 def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     driver, attached = Driver().wide()
     driver.asked()
-    out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    out = driver.hears(resize("a", (0, 2)))
     assert kinds(out) == ["Write", "Discard", "Write", "Tell"] and out[1].worker is attached[1]  # type: ignore[attr-defined]
     assert told(out) == [engine.Resized("a", (0, 2), 0.0)] and driver.life.crew.width == 2
     assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
@@ -465,7 +464,7 @@ def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
 @pytest.mark.parametrize("first", [True, False])
 def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(which: int, first: bool) -> None:
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    driver.hears(resize("a", (0, 1, 2)))
     joiners = driver.joins(1, 2)
     event, expected = not_attached(joiners[1])[which]
     out = [] if first else driver.hears(m.Attached(joiners[2]))
@@ -480,10 +479,10 @@ def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(wh
 def test_a_further_resize_calls_off_the_one_under_way() -> None:
     """As when the engine hears that a device of it is lost."""
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3)))
     joiners = driver.joins(1, 2)
     driver.hears(m.Attached(joiners[1]))
-    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    out = driver.hears(resize("a", (0,)))
     assert [each.worker for each in out if isinstance(each, m.Discard)] == [joiners[2], joiners[1]]
     assert told(out) == [engine.Resized("a", (0,), 0.0)] and driver.states == ("live", "steady", "stay")
     assert not driver.life.wants_joiner(3, 1)
@@ -494,7 +493,7 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver, attached = Driver().wide()
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
     assert driver.life.place == "live" and not driver.life.crew.growth_ended
-    driver.hears(m.ResizeWanted((0, 2, 1), RESIZES))
+    driver.hears(resize("a", (0, 2, 1)))
     out = driver.hears(m.NotAttached(driver.joins(1)[1], "refused", "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
@@ -511,7 +510,7 @@ def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
 
 def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
     driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3, 4)))
     new = driver.joins(3, 4)
     driver.hears(m.Attached(new[3]))
     out = driver.hears(m.FollowerEnded(attached[1], "died"))
@@ -521,9 +520,9 @@ def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
 
 def test_followers_are_unloaded_after_their_leader() -> None:
     driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3)))
     joiner = driver.joins(3)[3]
-    out = driver.hears(m.PlaceTaken())
+    out = driver.hears(release("a", (0,)))
     unloaded = [each.worker for each in out if isinstance(each, m.Unload)]
     assert unloaded == [process("w0", 0), *attached.values(), joiner]
     assert driver.hears(m.FollowerEnded(attached[1], "over")) == []
@@ -551,7 +550,7 @@ def test_what_others_have_shown_of_a_trial_is_logged_and_not_spread_again() -> N
 )
 def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts: Any, width: float | None) -> None:
     driver = Driver()
-    driver.hears(m.Placed((0,), 0.5, STARTS))
+    driver.hears(start("a", (0,), 0.5))
     driver.found()
     driver.loaded()
     assert told(driver.trained(1, **facts))[-1] == engine.Result("a", 1.0, width)
@@ -576,7 +575,7 @@ def test_growth_ends_where_nothing_can_be_divided() -> None:
     out = driver.trained(2, calls_modules=True, width=3, ungrowable="it mixes samples")
     assert kinds(out)[:3] == ["Write", "Warn", "Tell"] and told(out)[0] == engine.GrowthEnded("a")
     assert engine.GrowthEnded("a") not in told(driver.trained(3, calls_modules=True, ungrowable="it mixes samples"))
-    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    out = driver.hears(resize("a", (0,)))
     assert kinds(out) == ["Write", "Discard", "Discard", "Write", "Tell"]
 
 
@@ -589,7 +588,7 @@ def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_train
 
 def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    driver.hears(resize("a", (0, 1)))
     driver.joins(1)
     out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
     assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
@@ -600,7 +599,7 @@ def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
 def test_a_trial_out_of_its_new_workers_reach_leaves_if_it_commits(elastic: bool) -> None:
     driver = Driver(far=True)
     driver.elastic(one_node=True) if elastic else driver.live(one_node=True)
-    out = driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    out = driver.hears(resize("a", (0, 1)))
     if elastic:
         assert kinds(out) == ["Write"] and driver.states == ("live", "steady", "leave")
     else:
@@ -618,7 +617,7 @@ def test_an_error_tells_what_happened_before() -> None:
     assert str(error.value).splitlines() == [
         "trial a: it cannot become ended, while it is live, steady, stay. Its latest events, with the states after "
         "each:",
-        "  Placed(devices=(0,), share=1.0) -> placed, steady, stay",
+        "  Start(trial='a', devices=(0,), share=1.0) -> placed, steady, stay",
         "  WorkerFound(worker=w0) -> loading, steady, stay",
         "  Loaded(worker=w0) -> live, steady, stay",
         "  MethodCalled(call=train, plain=True) -> live, steady, stay",
