@@ -181,7 +181,7 @@ def trial(act: Any, run_dir: str, trial: str, pairs: tuple[str, ...], from_check
     end of its id, such as 8, or its name.
     """
     from fluidtune.report.json_text import versioned
-    from fluidtune.steering.asking import ask
+    from fluidtune.steering.steering_files import ask
 
     refuse_unread(act)
     try:

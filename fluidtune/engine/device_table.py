@@ -9,7 +9,6 @@ one trial holds all of it. *Shared*: it is divided into equal *slots*, one per t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import Any
@@ -34,30 +33,20 @@ class DeviceModels:
     def __init__(self) -> None:
         #: The model of each device that is there and whose model is known.
         self.of: dict[int, str] = {}
-        #: Number of devices of each model in ``of``; no number is 0.
-        self._count: Counter[str] = Counter()
 
     @property
     def mixed(self) -> bool:
         """Whether devices of several models are there."""
-        return len(self._count) > 1
+        return len(set(self.of.values())) > 1
 
     def note(self, device: int, model: str) -> bool:
         """``device`` is of this model. Returns whether that is news."""
-        if self.of.get(device) == model:
-            return False
-        self.forget(device)
-        self.of[device] = model
-        self._count[model] += 1
-        return True
+        known, self.of[device] = self.of.get(device), model
+        return known != model
 
     def forget(self, device: int) -> None:
         """``device`` is not there any more."""
-        model = self.of.pop(device, None)
-        if model is not None:
-            self._count[model] -= 1
-            if not self._count[model]:
-                del self._count[model]
+        self.of.pop(device, None)
 
     def alike(self, device: int, other: int) -> bool:
         """Whether both are of one model, as far as is known: a device whose model is not known is like all others."""

@@ -103,17 +103,26 @@ def shrink_for_waiting(state: State, wanted: int) -> list[Instruction]:
         trial = state.trials[name]
         if trial.resizing_to is not None:
             wanted -= len(set(trial.devices) - set(trial.resizing_to))
-    for trial in sorted((state.trials[name] for name in state.wide), key=lambda trial: height(state, trial)):
-        if wanted <= 0:
-            break
-        width = len(trial.devices)
-        narrower = max(1, width - wanted)
-        if _at_rest(trial) and (trial.iterations is None or shrink_pays(state, trial, width, narrower)):
+    wide = [state.trials[name] for name in state.wide]
+    # Mostly nobody does, and then nothing is sorted: this is asked at every event while a trial waits.
+    if wanted <= 0 or not any(_spares(state, trial, wanted) for trial in wide):
+        return []
+    for trial in sorted(wide, key=lambda trial: height(state, trial)):
+        if wanted > 0 and (spared := _spares(state, trial, wanted)):
+            narrower = len(trial.devices) - spared
             numbers = _times(state, trial, narrower)
             why = because(Reason.WAITING_TRIALS, waiting=len(state.waiting), wanted=wanted, **numbers)
             out.append(_shrink(state, trial, narrower, why))
-            wanted -= width - narrower
+            wanted -= spared
     return out
+
+
+def _spares(state: State, trial: Trial, wanted: int) -> int:
+    """How many of ``wanted`` devices a wide trial gives to trials that wait; 0 where scaling down does not pay."""
+    width = len(trial.devices)
+    narrower = max(1, width - wanted)
+    gives = _at_rest(trial) and (trial.iterations is None or shrink_pays(state, trial, width, narrower))
+    return width - narrower if gives else 0
 
 
 def rebalance_widths(state: State, now: float) -> list[Instruction]:

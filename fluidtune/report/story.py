@@ -162,6 +162,11 @@ def _with(event: EventDict) -> str:
     return f": {words}" if words else ""
 
 
+def sentence_of(event: EventDict) -> str:
+    """What the story of the event's trial says of it, for an event of `SENTENCES`."""
+    return SENTENCES[event["event"]][1].format_map({**event, "reason": _with(event), "because": _because(event)})
+
+
 def _values(steered: EventDict) -> str:
     """The parameters of a clone that differ, and from where it goes on."""
     parameters = steered.get("parameters")
@@ -263,8 +268,7 @@ class _Teller:
             tell(event)
 
     def _sentence(self, event: EventDict) -> None:
-        kind, text = SENTENCES[event["event"]]
-        self._tell(kind, text.format_map({**event, "reason": _with(event), "because": _because(event)}))
+        self._tell(SENTENCES[event["event"]][0], sentence_of(event))
 
     def _on_trial_added(self, event: EventDict) -> None:
         left = event["iterations"]

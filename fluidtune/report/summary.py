@@ -20,7 +20,7 @@ from fluidtune.report.json_text import VERSION
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.recorded import read_job
 from fluidtune.report.terminal_text import cell, listed
-from fluidtune.report.time_use import TimeUse, time_use
+from fluidtune.report.time_use import time_use
 from fluidtune.twin import LeastMakespan, least_makespan
 
 if TYPE_CHECKING:
@@ -43,55 +43,74 @@ class WidthFigures:
     device_seconds: float
 
 
-@dataclass(frozen=True)
 class Summary:
     """A run in figures. docs/summary.md says what each one is, in which unit; None there is null."""
 
-    run: str
-    machine: str
-    kind: str
-    algorithm: str
-    metric: str | None
-    mode: str | None
-    finished: bool
-    restored: int
-    wall_seconds: float
-    devices: int
-    trials: int
-    endings: dict[str, int]
-    utilisation: float
-    time_use: TimeUse
-    held_device_seconds: float
-    available_device_seconds: float
-    packing_levels: dict[int, float]
-    widths: dict[float, WidthFigures]
-    resizes: int
-    resizes_failed: int
-    resize_reasons: dict[str, int]
-    mean_resize_seconds: float | None
-    workers_started: int
-    workers_forked: int
-    spares_started: int
-    spare_seconds: float
-    spares_used: int
-    workers_lost: int
-    workers_replaced: int
-    devices_lost: int
-    recoveries: int
-    restores: list[dict[str, Any]]
-    done_twice: int
-    bound: Bound | None
-    best_trial: str | None
-    best_metric: float | None
-    dropped_lines: int = 0
+    def __init__(self, run: Run) -> None:
+        fold = fold_of(run)
+        use, head, counts = occupancy_of(fold), fold.head, fold.counts
+        available, spent = available_seconds(use), time_use(fold, use)
+        turns = (trial.noted("trial_added", "trial_started", "trial_ended") for trial in fold.trials.values())
+        endings = Counter(str(notes[-1].event.get("ending", "unfinished")) for notes in turns if notes)
+        resizes = [note for note in fold.notes if note.resize]
+        reasons = Counter((label_of(note.cause) or "unknown").replace(" ", "_") for note in resizes)
+        pauses = [note.resize.seconds for note in resizes if note.resize]
+        workers = [note.event for note in fold.noted("worker_started")]
+        spares = [float(event["seconds"]) for event in workers if event.get("spare")]
+        self.run = str(head.get("run", ""))
+        self.machine = str(head.get("machine", ""))
+        self.kind = str(head.get("kind", ""))
+        self.algorithm = str(head.get("algorithm") or "")
+        self.metric: str | None = head.get("metric")
+        self.mode: str | None = head.get("mode")
+        self.finished = fold.over
+        self.restored = max(0, counts["run_started"] - 1)
+        self.wall_seconds = use.wall_seconds
+        self.devices = len(use.available)
+        self.trials = endings.total()
+        self.endings = dict(sorted(endings.items()))
+        self.utilisation = spent.iterating / available if available else 0.0
+        self.time_use = spent
+        self.held_device_seconds = held_seconds(use)
+        self.available_device_seconds = available
+        self.packing_levels = packing_levels(use)
+        self.widths = _widths(fold)
+        self.resizes = len(resizes)
+        self.resizes_failed = counts["resize_failed"]
+        self.resize_reasons = dict(reasons.most_common())
+        self.mean_resize_seconds = fmean(pauses) if pauses else None
+        self.workers_started = len(workers)
+        self.workers_forked = sum(bool(event.get("forked")) for event in workers)
+        self.spares_started = len(spares)
+        self.spare_seconds = sum(spares)
+        self.spares_used = counts["spare_taken"]
+        self.workers_lost = counts["worker_lost"]
+        self.workers_replaced = counts["worker_replaced"]
+        self.devices_lost = counts["device_lost"]
+        self.recoveries = counts["recovered"]
+        self.restores = _restores(fold)
+        self.done_twice = sum(note.again for note in fold.noted("went_on"))
+        self.bound = _bound(fold, use.wall_seconds)
+        self.best_trial: str | None
+        self.best_metric: float | None
+        self.best_trial, self.best_metric = best_of(fold) or (None, None)
+        self.dropped_lines = fold.dropped
 
     def as_dict(self) -> dict[str, Any]:
         """The content of summary.json: the same names; keys that are numbers become strings, as JSON requires."""
-        result = asdict(self)
-        result["widths"] = {f"{width:g}": figures for width, figures in result["widths"].items()}
-        result = {"version": VERSION, **result}
-        result["packing_levels"] = {str(level): seconds for level, seconds in self.packing_levels.items()}
-        return result
+        return {
+            "version": VERSION,
+            **vars(self),
+            "time_use": asdict(self.time_use),
+            "packing_levels": {str(level): seconds for level, seconds in self.packing_levels.items()},
+            "widths": {f"{width:g}": asdict(figures) for width, figures in self.widths.items()},
+            "bound": self.bound and asdict(self.bound),
+        }
+
+
+def summarise(run: Run) -> Summary:
+    """The figures of a run: from its fold, its events, its event log, or its directory. An empty log gives zeros."""
+    return Summary(run)
 
 
 def _median(lines: Iterable[tuple[float, int]]) -> float:
@@ -137,60 +156,6 @@ def restored(restore: Restore) -> str:
     """What is said of a restore."""
     end = "died" if restore.died else "ended"
     return f"another driver goes on, {duration(restore.seconds)} after the one before it {end}"
-
-
-def summarise(run: Run) -> Summary:
-    """The figures of a run: from its fold, its events, its event log, or its directory. An empty log gives zeros."""
-    fold = fold_of(run)
-    use, head, counts = occupancy_of(fold), fold.head, fold.counts
-    available, spent = available_seconds(use), time_use(fold, use)
-    turns = (trial.noted("trial_added", "trial_started", "trial_ended") for trial in fold.trials.values())
-    endings = Counter(str(notes[-1].event.get("ending", "unfinished")) for notes in turns if notes)
-    resizes = [note for note in fold.notes if note.resize]
-    reasons = Counter((label_of(note.cause) or "unknown").replace(" ", "_") for note in resizes)
-    pauses = [note.resize.seconds for note in resizes if note.resize]
-    workers = [note.event for note in fold.noted("worker_started")]
-    spares = [float(event["seconds"]) for event in workers if event.get("spare")]
-    best_trial, best_metric = best_of(fold) or (None, None)
-    return Summary(
-        run=str(head.get("run", "")),
-        machine=str(head.get("machine", "")),
-        kind=str(head.get("kind", "")),
-        algorithm=str(head.get("algorithm") or ""),
-        metric=head.get("metric"),
-        mode=head.get("mode"),
-        finished=fold.over,
-        restored=max(0, counts["run_started"] - 1),
-        wall_seconds=use.wall_seconds,
-        devices=len(use.available),
-        trials=endings.total(),
-        endings=dict(sorted(endings.items())),
-        utilisation=spent.iterating / available if available else 0.0,
-        time_use=spent,
-        held_device_seconds=held_seconds(use),
-        available_device_seconds=available,
-        packing_levels=packing_levels(use),
-        widths=_widths(fold),
-        resizes=len(resizes),
-        resizes_failed=counts["resize_failed"],
-        resize_reasons=dict(reasons.most_common()),
-        mean_resize_seconds=fmean(pauses) if pauses else None,
-        workers_started=len(workers),
-        workers_forked=sum(bool(event.get("forked")) for event in workers),
-        spares_started=len(spares),
-        spare_seconds=sum(spares),
-        spares_used=counts["spare_taken"],
-        workers_lost=counts["worker_lost"],
-        workers_replaced=counts["worker_replaced"],
-        devices_lost=counts["device_lost"],
-        recoveries=counts["recovered"],
-        restores=_restores(fold),
-        done_twice=sum(note.again for note in fold.noted("went_on")),
-        bound=_bound(fold, use.wall_seconds),
-        best_trial=best_trial,
-        best_metric=best_metric,
-        dropped_lines=fold.dropped,
-    )
 
 
 def _bound(fold: Fold, wall_seconds: float) -> Bound | None:

@@ -1,8 +1,8 @@
 """What becomes of each act by which a user steers a trial: it is asked for, and then taken and done, or refused.
 
-`Steering` is a state machine: each method is an event, and returns what is to be written down and answered. It has no
-Ray, no clock and no file. `fluidtune.tune.steered_run` carries acts out. docs/view.md draws `STATES`, and a test holds
-the two equal.
+`Steering` is a state machine: each method is an event, and returns the acts that it has changed, each of which is to be
+written down. It has no Ray, no clock and no file. `fluidtune.tune.steered_run` carries acts out. docs/view.md draws
+`STATES`, and a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class SteeringError(Exception):
 
 @dataclass(frozen=True)
 class Act:
-    """What a user wants of a trial.
+    """What a user wants of a trial, and what has become of it.
 
     ``id``: chosen by whoever asks; what comes with the same id again is the same act. ``by``: the user's name.
     ``via``: "command line" or "page". ``parameters``: of a clone, those that differ, by their names; a parameter within
     a parameter is "a/b". ``from_checkpoint``: the clone goes on from the trial's last checkpoint. ``clone``: the id of
-    the new trial, once there is one.
+    the new trial, once there is one. ``why``: why it has its state, in words; "" where that is plain.
     """
 
     id: str
@@ -53,6 +53,20 @@ class Act:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     from_checkpoint: bool = False
     clone: str = ""
+    state: State = "asked"
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """What its user is told of it."""
+        if self.state == "refused":
+            return self.why
+        words = {
+            "stop": f"trial {self.trial} ends at its next result",
+            "keep": f"trial {self.trial} goes on when the algorithm wants to stop it",
+            "clone": f"trial {self.clone} is a clone of trial {self.trial}",
+        }[self.kind]
+        return f"{words}; {self.why}" if self.why else words
 
 
 @dataclass(frozen=True)
@@ -69,82 +83,55 @@ class Facts:
     no_keep: str = ""
 
 
-@dataclass(frozen=True)
-class Note:
-    """Write down that the act has this state now, and why."""
-
-    act: Act
-    state: State
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Tell whoever asks what has become of the act."""
-
-    refused: bool
-    words: str
-
-
 class Steering:
-    """All acts of one run, and what follows from them. See the module.
-
-    A method raises `SteeringError` if the event cannot be true.
-    """
+    """All acts of one run. See the module. A method raises `SteeringError` if the event cannot be true."""
 
     def __init__(self) -> None:
-        self._acts: dict[str, Act] = {}
-        self._states: dict[str, State] = {}
-        #: Of acts that were refused: why. Of those that Tune could not save: what follows.
-        self._reasons: dict[str, str] = {}
+        #: By id, each as it is now.
+        self.acts: dict[str, Act] = {}
 
-    def asked(self, act: Act, facts: Facts) -> list[Note | Answer]:
-        """A user wants this. ``facts``: of its trial. Without an answer, the shell must carry the act out.
+    def asked(self, act: Act, facts: Facts) -> list[Act]:
+        """A user wants this. ``facts``: of its trial. If it is ``asked`` then, the shell must carry the act out.
 
         It keeps the act with its trial, or makes the clone, and has Tune save that. Then it calls `carried_out`, or
         `failed` if nothing has changed.
         """
-        if act.id in self._acts:
-            if self._states[act.id] == "asked":
+        if known := self.acts.get(act.id):
+            if known.state == "asked":
                 raise SteeringError(f"{act} is asked for again before it was carried out")
-            return [self._answer(act.id)]
-        self._acts[act.id], self._states[act.id] = act, "asked"
+            return []
+        self.acts[act.id] = act
         why = self._why_not(act, facts)
-        return [Note(act, "asked"), *(self._refuse(act.id, why, "asked") if why else [])]
+        return [act, *([self._go(act, "refused", "asked", why=why)] if why else [])]
 
-    def carried_out(self, name: str, clone: str = "", unsaved: str = "") -> list[Note | Answer]:
+    def carried_out(self, name: str, clone: str = "", unsaved: str = "") -> Act:
         """``clone``: the id of the new trial, of a clone. ``unsaved``: why Tune could not save it."""
-        self._go(name, "done" if clone else "taken", "carried_out")
-        act = self._acts[name] = replace(self._acts[name], clone=clone)
-        if unsaved:
-            self._reasons[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
-        return [Note(act, self._states[name], self._reasons.get(name, "")), self._answer(name)]
+        why = unsaved and f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
+        return self._go(self.acts.get(name), "done" if clone else "taken", "carried_out", clone=clone, why=why)
 
-    def failed(self, name: str, why: str) -> list[Note | Answer]:
+    def failed(self, name: str, why: str) -> Act:
         """The act could not be carried out."""
-        return self._refuse(name, why, "failed")
+        return self._go(self.acts.get(name), "refused", "failed", why=why)
 
-    def restored(self, act: Act, state: State) -> None:
-        """An earlier driver has saved this act with this state."""
-        self._acts.setdefault(act.id, act)
-        self._states.setdefault(act.id, state)
+    def restored(self, act: Act) -> None:
+        """An earlier driver has saved this act."""
+        self.acts.setdefault(act.id, act)
 
-    def stop_meant(self, trial: str) -> Note | None:
-        """The algorithm wants to stop the trial. With a note, the trial goes on, and has ended for the algorithm."""
+    def stop_meant(self, trial: str) -> Act | None:
+        """The algorithm wants to stop the trial. With an act, the trial goes on, and has ended for the algorithm."""
         kept = self._has(trial, "keep", "taken")
-        why = "the algorithm wanted to stop it, and it goes on"
-        return None if kept is None else self._done(kept, "stop_meant", why)
+        return kept and self._go(kept, "done", "stop_meant", why="the algorithm wanted to stop it, and it goes on")
 
-    def ended(self, trial: str) -> list[Note]:
+    def ended(self, trial: str) -> list[Act]:
         """The trial has ended for good, whatever the reason."""
         stop, keep = self._has(trial, "stop", "taken"), self._has(trial, "keep", "taken")
         why = "it ended, and the algorithm had not wanted to stop it"
-        return [self._done(act, "ended", words) for act, words in ((stop, ""), (keep, why)) if act]
+        return [self._go(act, "done", "ended", why=words) for act, words in ((stop, ""), (keep, why)) if act]
 
     @property
     def stops(self) -> set[str]:
         """The trials that end at their next result."""
-        return {act.trial for name, act in self._acts.items() if act.kind == "stop" and self._states[name] == "taken"}
+        return {act.trial for act in self.acts.values() if (act.kind, act.state) == ("stop", "taken")}
 
     def goes_on_alone(self, trial: str) -> bool:
         """Whether the algorithm has wanted to stop a trial that is kept: it hears nothing of the trial any more."""
@@ -170,36 +157,16 @@ class Steering:
             return f"{trial} is kept already"
         return facts.no_keep and f"{trial} cannot be kept: {facts.no_keep}"
 
-    def _done(self, act: Act, cause: str, why: str = "") -> Note:
-        self._go(act.id, "done", cause)
-        return Note(act, "done", why)
-
-    def _refuse(self, name: str, why: str, cause: str) -> list[Note | Answer]:
-        self._go(name, "refused", cause)
-        self._reasons[name] = why
-        return [Note(self._acts[name], "refused", why), self._answer(name)]
-
-    def _answer(self, name: str) -> Answer:
-        act, reason = self._acts[name], self._reasons.get(name, "")
-        if self._states[name] == "refused":
-            return Answer(True, reason)
-        words = {
-            "stop": f"trial {act.trial} ends at its next result",
-            "keep": f"trial {act.trial} goes on when the algorithm wants to stop it",
-            "clone": f"trial {act.clone} is a clone of trial {act.trial}",
-        }[act.kind]
-        return Answer(False, f"{words}; {reason}" if reason else words)
-
-    def _go(self, name: str, state: State, cause: str) -> None:
-        before = self._states.get(name)
-        if before is None or cause not in STATES.get((before, state), "").split(", "):
-            raise SteeringError(f"{cause} cannot make an act {name!r} that is {before} {state}")
-        self._states[name] = state
+    def _go(self, act: Act | None, state: State, cause: str, **more: str) -> Act:
+        if act is None or cause not in STATES.get((act.state, state), "").split(", "):
+            raise SteeringError(f"{cause} cannot make {act} {state}")
+        self.acts[act.id] = replace(act, state=state, **more)  # type: ignore[arg-type]
+        return self.acts[act.id]
 
     def _has(self, trial: str, kind: Kind, state: State) -> Act | None:
         """The trial's act of this kind that has this state."""
-        found = (act for act in self._acts.values() if (act.trial, act.kind) == (trial, kind))
-        return next((act for act in found if self._states[act.id] == state), None)
+        wanted = (trial, kind, state)
+        return next((act for act in self.acts.values() if (act.trial, act.kind, act.state) == wanted), None)
 
 
 def _no_such_value(name: str, value: Any, kinds: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,15 @@ LONGEST = 1 << 20
 #: Lists and objects within each other. Judgement: Tune copies and saves a configuration recursively, and Python's limit
 #: is 1,000 calls.
 DEEPEST = 50
+#: The kinds of JSON values, in words. The first one that a value is of is its kind.
+KINDS: Mapping[str, Any] = {
+    "null": type(None),
+    "true or false": bool,
+    "a number": numbers.Real,
+    "text": str,
+    "a list": list | tuple,
+    "an object": Mapping,
+}
 
 
 def cut(text: str, most: int = 100) -> str:
@@ -29,35 +37,36 @@ def read_json(text: str | bytes) -> Any:
             Unicode, or is nested deeper than `DEEPEST`. The message is one short line.
     """
     try:
-        found = json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
+        found = json.loads(
+            text, parse_constant=_number, parse_float=_number, parse_int=_whole, object_pairs_hook=_object
+        )
+        if _depth(found) > DEEPEST:
+            raise RecursionError
+        json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST}")
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos + 1}")
-    _check(found, DEEPEST)
+    except UnicodeEncodeError:
+        raise ValueError("text has half of a character (a lone surrogate)")
     return found
 
 
 def kind_of(value: Any) -> str:
     """The kind of a JSON value, in words; "" for what is no JSON value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case numbers.Real():
-            return "a number"
-        case str():
-            return "text"
-        case list() | tuple():
-            return "a list"
-        case Mapping():
-            return "an object"
-    return ""
+    return next((kind for kind, types in KINDS.items() if isinstance(value, types)), "")
 
 
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+def _number(text: str) -> float:
+    if not text.isalpha() and abs(value := float(text)) != float("inf"):
+        return value
+    raise ValueError(f"{cut(text)} is no JSON number, or greater than any float")
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    _number(text)
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -67,19 +76,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check(value: Any, deeper: int) -> None:
-    if isinstance(value, int | float):
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise ValueError("a number is greater than any float")
-    elif isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise ValueError("text has half of a character (a lone surrogate)")
-    elif isinstance(value, list | dict):
-        if not deeper:
-            raise ValueError(f"it is nested deeper than {DEEPEST}")
-        for each in value if isinstance(value, list) else (*value, *value.values()):
-            _check(each, deeper - 1)
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)

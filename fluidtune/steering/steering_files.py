@@ -16,8 +16,10 @@ import json
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +27,8 @@ from fluidtune.driver_lock import is_held
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.fold import fold_of
 from fluidtune.report.log_tail import driver_died
-from fluidtune.steering.acts import Act, Answer, Kind
+from fluidtune.report.run_logs import find_log
+from fluidtune.steering.acts import Act, Kind
 from fluidtune.steering.json_values import LONGEST, cut, read_json
 
 #: The folder, in the run's.
@@ -46,12 +49,8 @@ class SteeringRefused(FluidTuneError):
     """Nothing was done. The message says why."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """An act that somebody waits for. `answer` must be called once."""
-
-    act: Act
-    answer: Callable[[Answer], None]
+#: What becomes of an act: whether it is refused, and what its user is told. To be called once.
+Answer = Callable[[bool, str], None]
 
 
 def act_from(said: Any, by: str) -> Act:
@@ -66,10 +65,35 @@ def act_from(said: Any, by: str) -> Act:
     return Act(**{name: said[name] for name in texts}, by=by, **more)
 
 
+def parameters_from(pairs: Iterable[str]) -> dict[str, Any]:
+    """The values of ``NAME=VALUE``, each value as JSON.
+
+    Raises:
+        SteeringRefused: there is no ``=``, the value is no JSON (`read_json`), or a name comes twice.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        text, equals, value = pair.partition("=")
+        name = text.strip()
+        if name in found:
+            raise SteeringRefused(f"{cut(name)} is set twice")
+        try:
+            if not name or not equals:
+                raise ValueError("there is no name or no =")
+            found[name] = read_json(value)
+        except ValueError as error:
+            shown = cut(name) or "NAME"
+            raise SteeringRefused(
+                f"{cut(pair)!r} is no NAME=VALUE with a value in JSON, such as {shown}=0.01, {shown}=true or "
+                f'{shown}="text": {error}'
+            )
+    return found
+
+
 def _write(path: Path, what: Any) -> None:
     """Write JSON so that whoever sees the file sees all of it."""
     part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(asdict(what)))
+    part.write_text(json.dumps(what))
     part.replace(path)
 
 
@@ -84,7 +108,7 @@ class SteeringFiles:
             left.unlink()
         self._refuse("the driver that it was for has ended; ask again")
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[tuple[Act, Answer]]:
         """What was asked for and has no answer yet, oldest first. What is no act is refused."""
         found = []
         for ask in self._folder.glob("*.ask"):
@@ -100,27 +124,25 @@ class SteeringFiles:
                 fd = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with open(fd, "rb") as file:
                     said, owner = read_json(file.read(LONGEST)), os.fstat(fd).st_uid
-                yield Request(act_from({**said, "id": taken.stem}, _name_of(owner)), self._answer_to(taken))
+                yield act_from({**said, "id": taken.stem}, _name_of(owner)), partial(_answer, taken)
             except (ValueError, TypeError, OSError) as error:
-                self._answer_to(taken)(Answer(True, str(error)))
-
-    def _answer_to(self, taken: Path) -> Callable[[Answer], None]:
-        def answer(given: Answer) -> None:
-            with contextlib.suppress(OSError):  # its user learns from the event log what was done
-                _write(taken.with_suffix(".answer"), given)
-                taken.unlink()
-
-        return answer
+                _answer(taken, True, str(error))
 
     def _refuse(self, words: str) -> None:
-        for request in self.requests():
-            request.answer(Answer(True, words))
+        for _, answer in self.requests():
+            answer(True, words)
 
     def close(self) -> None:
         """Refuse what has no answer yet. What is asked for later finds no driver."""
         self._refuse("the run has just ended")
         with contextlib.suppress(OSError):  # somebody's answer is in it
             self._folder.rmdir()
+
+
+def _answer(taken: Path, refused: bool, words: str) -> None:
+    with contextlib.suppress(OSError):  # its user learns from the event log what was done
+        _write(taken.with_suffix(".answer"), {"refused": refused, "words": words})
+        taken.unlink()
 
 
 def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
@@ -135,7 +157,7 @@ def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
     if (length := len(json.dumps(asdict(act)))) > LONGEST:
         raise SteeringRefused(f"the act is too long: it has {length} bytes, of at most {LONGEST}")
     try:
-        _write(ask, act)
+        _write(ask, asdict(act))
     except (FileNotFoundError, NotADirectoryError):
         raise SteeringRefused(_why_silent(log))
     except OSError as error:
@@ -144,10 +166,12 @@ def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
     while True:
         # By the lock alone, one that could make none, or whose lock was removed, would be called dead.
         died = not is_held(log.parent) and ((fold := fold_of(log)).over or driver_died(fold.head))
-        if found := _answered(answer):
-            if found.refused:
-                raise SteeringRefused(found.words)
-            return found.words
+        with contextlib.suppress(FileNotFoundError):
+            found = json.loads(answer.read_text())
+            answer.unlink()
+            if found["refused"]:
+                raise SteeringRefused(found["words"])
+            return str(found["words"])
         if died or time.monotonic() > until:
             with contextlib.suppress(FileNotFoundError):
                 ask.unlink()
@@ -160,15 +184,6 @@ def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
                 words += " run is restored"
             raise FluidTuneError(words)
         time.sleep(LOOK_S)
-
-
-def _answered(path: Path) -> Answer | None:
-    try:
-        found = Answer(**json.loads(path.read_text()))
-        path.unlink()
-    except FileNotFoundError:
-        return None
-    return found
 
 
 def _why_silent(log: Path) -> str:
@@ -191,3 +206,23 @@ def _name_of(uid: int) -> str:
 def own_name() -> str:
     """This process' user."""
     return _name_of(os.geteuid())
+
+
+def ask(
+    run_dir: str | os.PathLike[str],
+    kind: Kind,
+    trial: str,
+    pairs: Iterable[str] = (),
+    from_checkpoint: bool = False,
+) -> str:
+    """Steer a trial of the run in ``run_dir`` from the command line.
+
+    ``trial``: see `fluidtune.report.trial_lookup.trial_called`; the driver finds it, also before it is in the log.
+    Returns what was done, in words.
+
+    Raises:
+        SteeringRefused: nothing was done.
+        FluidTuneError: there is no such run.
+    """
+    act = Act(uuid.uuid4().hex, kind, trial, own_name(), "command line", parameters_from(pairs), from_checkpoint)
+    return ask_driver(find_log(run_dir), act)

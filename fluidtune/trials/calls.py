@@ -111,7 +111,7 @@ def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialLife) -> Non
 def _on_raised(event: m.Raised, life: TrialLife) -> None:
     if not life.expects(event.by):
         return
-    if isinstance(event.by, m.Call) and event.by.wants_error:
+    if isinstance(event.by, m.Call) and event.by.wants_error and not event.final:
         _answered(life, event.by)
         life.order(m.TellError(event.by, event.error))
     else:

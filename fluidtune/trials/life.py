@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
+from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Kind
 from fluidtune.engine.reasons import Why
 from fluidtune.group_facts import GroupFacts
@@ -284,6 +285,6 @@ class TrialLife:
 
 
 @singledispatch
-def on_event(event: Event, life: TrialLife) -> None:
+def on_event(event: Event | engine.Instruction, life: TrialLife) -> None:
     """Change the life for one event; `lifecycle` names the modules with its functions. LifeError for anything else."""
     raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")

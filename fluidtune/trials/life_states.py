@@ -22,44 +22,42 @@ Wish = Literal["stay", "leave"]
 
 #: Every change of place, with the events that cause it; no other event may. A trial is ``queued`` at first.
 PLACES: dict[tuple[Place, Place], str] = {
-    ("queued", "placed"): "Placed",
+    ("queued", "placed"): "Start, Resume",
     ("queued", "released"): "Released",
     ("placed", "loading"): "WorkerFound",
     ("placed", "live"): "Resumed",
-    ("placed", "queued"): "PlaceDied, PlaceTaken, Placed",
+    ("placed", "queued"): "CannotStay, Release, Start, Resume",
     ("placed", "released"): "Released",
     ("loading", "live"): "Loaded",
-    ("loading", "queued"): "LeaderDied, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
-    ("loading", "ended"): "LeaderDied, Raised, DeviceBroken",
+    ("loading", "queued"): "LeaderDied, CannotStay, RoomLacking, Release, Start, Resume",
+    ("loading", "ended"): "LeaderDied, Raised",
     ("loading", "released"): "Released",
-    ("live", "queued"): "LeaderDied, BeginsAnew, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
+    ("live", "queued"): "LeaderDied, CannotStay, RoomLacking, Release, Start, Resume",
     (
         "live",
         "moving",
     ): "MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, RoomLacking",
-    ("live", "ended"): "LeaderDied, Raised, DeviceBroken",
+    ("live", "ended"): "LeaderDied, Raised",
     ("live", "released"): "Released",
     ("moving", "queued"): "Unloaded",
-    ("moving", "placed"): "Placed",
+    ("moving", "placed"): "Start, Resume",
     ("moving", "released"): "Released",
     ("released", "ended"): "Left",
 }
 
 #: Every change of the group. Whatever takes the trial off its workers (see `PLACES`) makes it ``steady``, too.
 CHANGES: dict[tuple[Change, Change], str] = {
-    ("steady", "attaching"): "ResizeWanted, Loaded",
-    ("attaching", "steady"): (
-        "Attached, AttachRefused, JoinerDied, JoinerLate, IterationDone, FollowerEnded, ResizeWanted"
-    ),
+    ("steady", "attaching"): "Resize, Loaded",
+    ("attaching", "steady"): "Attached, NotAttached, IterationDone, FollowerEnded, Resize",
 }
 
 #: Every change of wish.
 WISHES: dict[tuple[Wish, Wish], str] = {
-    ("stay", "leave"): "LeaveWanted, RoomLacking, ResizeWanted, Loaded",
-    (
-        "leave",
-        "stay",
-    ): "Placed, MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, RoomLacking",
+    ("stay", "leave"): "Suspend, RoomLacking, Resize, Loaded",
+    ("leave", "stay"): (
+        "Start, Resume, MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, "
+        "RoomLacking"
+    ),
 }
 
 #: The places in which the trial has devices from the engine.

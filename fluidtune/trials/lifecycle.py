@@ -7,12 +7,13 @@ answers in `calls`, about further workers in `resizes`, about losses and the end
 
 from __future__ import annotations
 
+from fluidtune.engine import messages as engine
 from fluidtune.trials import calls, recoveries, resizes  # noqa: F401 (they register their functions)
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife, on_event
 
 
-def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
+def handle(life: TrialLife, event: m.Event | engine.Instruction) -> list[m.Instruction]:
     """Change the life for one event. Returns what the shell must do, in this order.
 
     Where an instruction is answered by an event at once, the shell handles that event, and carries out what follows
@@ -21,7 +22,7 @@ def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
     Raises:
         LifeError: the event cannot be true. The message tells the trial's latest events.
     """
-    life.under_way = event.outline()
+    life.under_way = m.outline(event)
     on_event(event, life)
     life.story.append((life.under_way, life.place, life.crew.change, life.wish))
     life.under_way = ""
@@ -30,7 +31,7 @@ def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
 
 
 @on_event.register
-def _on_placed(event: m.Placed, life: TrialLife) -> None:
+def _on_start(event: engine.Start, life: TrialLife) -> None:
     if life.has_place:
         recoveries.detach(life, "its device was lost")
     life.go("placed")
@@ -62,7 +63,7 @@ def _on_resumed(event: m.Resumed, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_leave_wanted(event: m.LeaveWanted, life: TrialLife) -> None:
+def _on_suspend(event: engine.Suspend, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, "it is to leave its devices")
-    resizes.ask_to_leave(life, event.why)
+    resizes.ask_to_leave(life, event.why.words)

@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
-from fluidtune.engine.reasons import Why
 from fluidtune.group_facts import GroupFacts
 
 #: How long a worker may take to unload its trial before it is killed. ``long``: it may write a last commit or
@@ -93,12 +92,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """Something that happened. The engine's instructions are events, too. `Release`: a device of the trial is lost."""
 
-    def outline(self) -> str:
-        """The event in a few words. What is handed through is left out."""
-        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
-        return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
+
+def outline(event: Event | engine.Instruction) -> str:
+    """The event in a few words. What is handed through is left out."""
+    said = (f"{each.name}={_plain(getattr(event, each.name))}" for each in fields(event))
+    return f"{type(event).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
 def _plain(value: Any) -> str:
@@ -157,38 +157,6 @@ class Left(Event):
     waits: bool = False
 
 
-# Events: from the engine
-
-
-@dataclass(frozen=True)
-class Placed(Event):
-    """`Start` or `Resume`: the trial has these devices, its leader's first, and this share of each, for this reason."""
-
-    devices: tuple[int, ...]
-    share: float
-    why: Why
-
-
-@dataclass(frozen=True)
-class ResizeWanted(Event):
-    """`Resize`: the trial is to have its workers on these devices, its leader's first, for this reason."""
-
-    devices: tuple[int, ...]
-    why: Why
-
-
-@dataclass(frozen=True)
-class LeaveWanted(Event):
-    """`Suspend`: the trial is to leave its devices at its next checkpoint or commit. ``why``: in words."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class PlaceTaken(Event):
-    """`Release` of a trial that waits now: it has lost a device."""
-
-
 # Events: about its leader
 
 
@@ -209,11 +177,6 @@ class Resumed(Event):
     worker: Worker
     facts: GroupFacts
     done_here: int
-
-
-@dataclass(frozen=True)
-class PlaceDied(Event):
-    """A worker of its first device died while the trial waited for one."""
 
 
 @dataclass(frozen=True)
@@ -240,17 +203,21 @@ class LeaderDied(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """What ``by`` names (see `LeaderDied`) has raised an error."""
+    """What ``by`` names (see `LeaderDied`) has raised an error. ``final``: the trial fails, whoever waits for it."""
 
     by: Call | Worker
     error: Exception
+    final: bool = False
 
 
 @dataclass(frozen=True)
-class PlainProcessNeeded(Event):
-    """``by``, see `LeaderDied`, cannot be done in a forked process. The next ones are not forked."""
+class CannotStay(Event):
+    """The trial must go on in another process, for this reason. ``by``: see `LeaderDied`; None: it has no leader yet.
 
-    by: Call | Worker
+    As where its code cannot run in a forked process, its device has failed, or its commit is not whole.
+    """
+
+    by: Call | Worker | None
     why: str
 
 
@@ -271,17 +238,6 @@ class RoomLacking(Event):
 
 
 @dataclass(frozen=True)
-class DeviceBroken(Event):
-    """A device's hardware has failed under the leader. ``by``: see `LeaderDied`. ``given_up``: the job uses the device
-    no more; False: it has no other.
-    """
-
-    by: Call | Worker
-    why: str
-    given_up: bool
-
-
-@dataclass(frozen=True)
 class IterationDone(Event):
     """The leader has done an iteration.
 
@@ -293,14 +249,6 @@ class IterationDone(Event):
     reply: Reply
     number: Any
     final: bool = False
-
-
-@dataclass(frozen=True)
-class BeginsAnew(Event):
-    """The leader has no result, because what the trial went on from is not whole: the trial begins anew."""
-
-    call: Call
-    why: str
 
 
 @dataclass(frozen=True)
@@ -351,27 +299,12 @@ class Attached(Event):
 
 
 @dataclass(frozen=True)
-class AttachRefused(Event):
-    """A new worker was not attached, for this reason."""
+class NotAttached(Event):
+    """A new worker does not follow the leader, for this reason. ``late``: it has not answered in time."""
 
     worker: Worker
+    how: Literal["refused", "died", "late"]
     why: str
-
-
-@dataclass(frozen=True)
-class JoinerDied(Event):
-    """A new worker's process died."""
-
-    worker: Worker
-    error: Exception
-
-
-@dataclass(frozen=True)
-class JoinerLate(Event):
-    """A new worker was neither attached nor refused in this many seconds."""
-
-    worker: Worker
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -381,7 +314,6 @@ class FollowerEnded(Event):
     worker: Worker
     how: End
     why: str = ""
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -417,7 +349,7 @@ class Announce(Instruction):
 class RequestLeader(Instruction):
     """Find a worker of ``device`` that sees the devices ``others`` as well.
 
-    Answered by `WorkerFound` or `PlaceDied`, while `TrialLife.wants_leader` holds for ``placement``.
+    Answered by `WorkerFound` or `CannotStay`, while `TrialLife.wants_leader` holds for ``placement``.
     """
 
     device: int
@@ -436,8 +368,7 @@ class Load(Instruction):
 class CallLeader(Instruction):
     """Send the call to the leader.
 
-    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `CheckpointRestored`, `LeaderDied`, `Raised`,
-    `PlainProcessNeeded`, `RoomLacking` or `DeviceBroken`.
+    Answered by `IterationDone`, `CheckpointRestored`, `Answered`, or an event that names it in ``by``.
     """
 
     worker: Worker
@@ -463,7 +394,7 @@ class RequestJoiner(Instruction):
 class Attach(Instruction):
     """Have the worker attach itself to the leader, and then follow it.
 
-    Answered by `Attached`, `AttachRefused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
+    Answered by `Attached` or `NotAttached`, and after `Attached` by `FollowerEnded`.
     """
 
     worker: Worker
@@ -495,14 +426,6 @@ class Park(Instruction):
     facts: GroupFacts
     done_here: int
     commits: bool
-
-
-@dataclass(frozen=True)
-class Bury(Instruction):
-    """The process of a worker that follows, or was to, is dead."""
-
-    worker: Worker
-    error: Exception
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from fluidtune.engine import messages as engine
 from fluidtune.engine.reasons import Reason
-from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import TrialLife, on_event
@@ -91,36 +90,15 @@ def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_place_died(event: m.PlaceDied, life: TrialLife) -> None:
-    recover(life, "the worker that it was to go on in died")
+def _on_cannot_stay(event: m.CannotStay, life: TrialLife) -> None:
+    if event.by is None or life.expects(event.by):
+        recover(life, event.why)
 
 
 @on_event.register
-def _on_place_taken(event: m.PlaceTaken, life: TrialLife) -> None:
+def _on_release(event: engine.Release, life: TrialLife) -> None:
     if life.has_place:
         detach(life, "one of its devices was lost")
-
-
-@on_event.register
-def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> None:
-    if life.expects(event.by):
-        recover(life, event.why)
-
-
-@on_event.register
-def _on_begins_anew(event: m.BeginsAnew, life: TrialLife) -> None:
-    if life.expects(event.call):
-        recover(life, f"it begins anew: {event.why}")
-
-
-@on_event.register
-def _on_device_broken(event: m.DeviceBroken, life: TrialLife) -> None:
-    if not life.expects(event.by):
-        return
-    if event.given_up:
-        recover(life, event.why)
-    else:
-        fail(life, FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"))
 
 
 @on_event.register
@@ -130,10 +108,7 @@ def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
     if crew.followers.get(worker.device) is not worker:
         return
     del crew.followers[worker.device]
-    if how == "died":
-        assert event.error is not None
-        life.order(m.Bury(worker, event.error))
-    else:
+    if how != "died":
         life.order(m.Unload(worker, "short"))
     _go_on_without(life, worker, event.why)
     if how == "error":

@@ -128,7 +128,7 @@ def _settle(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_resize_wanted(event: m.ResizeWanted, life: TrialLife) -> None:
+def _on_resize(event: engine.Resize, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, f"it is to be resized to {event.devices}")
     discard_joining(life, "a device of the resize was lost")
@@ -166,24 +166,14 @@ def _on_attached(event: m.Attached, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_attach_refused(event: m.AttachRefused, life: TrialLife) -> None:
-    if _answered(life, event.worker, event.why):
-        life.order(m.Unload(event.worker, "short"))
-        _settle(life)
-        follower_failed(life, event.why)
-
-
-@on_event.register
-def _on_joiner_died(event: m.JoinerDied, life: TrialLife) -> None:
-    if _answered(life, event.worker, str(event.error)):
-        life.order(m.Bury(event.worker, event.error))
-        _settle(life)
-
-
-@on_event.register
-def _on_joiner_late(event: m.JoinerLate, life: TrialLife) -> None:
-    reason = f"a new worker was not attached in {event.seconds:.0f} s"
-    if _answered(life, event.worker, reason):
-        life.order(m.Discard(event.worker, reason), m.Warn(f"trial {life.trial} does not grow now: {reason}"))
-        _settle(life)
-        follower_failed(life, reason)
+def _on_not_attached(event: m.NotAttached, life: TrialLife) -> None:
+    worker, why = event.worker, event.why
+    if not _answered(life, worker, why):
+        return
+    if event.how == "refused":
+        life.order(m.Unload(worker, "short"))
+    elif event.how == "late":
+        life.order(m.Discard(worker, why), m.Warn(f"trial {life.trial} does not grow now: {why}"))
+    _settle(life)
+    if event.how != "died":
+        follower_failed(life, why)

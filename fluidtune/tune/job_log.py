@@ -28,6 +28,7 @@ from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
+from fluidtune.tune.trial_registry import parameters_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class JobLog:
         self._clock = clock
         self._started = clock()
         self._iteration_lines = IterationLines()
-        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first. None is empty.
-        self._arrivals: dict[str, list[dict[str, Any]]] = {}
+        self._algorithm = ""
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
         #: Trials whose last ending in the log is a pause.
@@ -79,7 +79,7 @@ class JobLog:
 
     def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str]) -> None:
         """Begin the log. ``devices``: those that are there, each with its node."""
-        settings = scheduler.executor
+        settings, self._algorithm = scheduler.executor, type(scheduler.base_scheduler).__name__
         self.write(
             "run_started",
             run=run,
@@ -91,7 +91,7 @@ class JobLog:
             kind=kind,
             devices=[{"device": device, "node": node} for device, node in devices.items()],
             settings={name: _plain_setting(getattr(settings, name)) for name in settings.__dataclass_fields__},
-            algorithm=type(scheduler.base_scheduler).__name__,
+            algorithm=self._algorithm,
             metric=scheduler.metric,
             mode=scheduler.mode,
             no_keep=scheduler.no_keep,
@@ -116,22 +116,27 @@ class JobLog:
 
     # --- events and instructions of the engine
 
-    def arrives(self, trial: str, **fields: Any) -> None:
-        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine gets it.
+    def events_heard(self, events: Iterable[m.Event], trials: Mapping[str, Trial]) -> None:
+        """Write down what the engine is about to hear of trials that come, and that leave their devices.
 
-        So it comes after earlier events of the batch, such as the trial's own pause.
+        ``trials``: Tune's, by their ids.
         """
-        self._arrivals.setdefault(trial, []).append(fields)
-
-    def events_heard(self, events: Iterable[m.Event]) -> None:
-        """Write down what the engine is about to hear of trials that come, and that leave their devices."""
         for event in events:
-            if isinstance(event, m.TrialAdded):
-                if event.trial in self._arrivals:
-                    first, *others = self._arrivals.pop(event.trial)
-                    self.write("trial_added", trial=event.trial, **first)
-                    if others:
-                        self._arrivals[event.trial] = others
+            if isinstance(event, m.GroupAnnounced):
+                said = {"synchronous": event.synchronous, "algorithm": self._algorithm}
+                self.write("group_announced", group=event.group, concurrency=event.concurrency, **said)
+            elif isinstance(event, m.TrialAdded):
+                self.write(
+                    "trial_added",
+                    trial=event.trial,
+                    group=event.group,
+                    kind=event.kind,
+                    growable=event.growable,
+                    iterations=event.iterations,
+                    share=float(event.share),
+                    name=str(trials[event.trial]),
+                    parameters=parameters_of(trials[event.trial]),
+                )
             elif isinstance(event, m.TrialEnded):
                 self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:

@@ -117,8 +117,6 @@ class FluidActorManager(ActorManager):
         self._job = job
         #: That the driver is to end.
         self.notice = Notice(seconds_for(job.notice_s))
-        #: Every trial that Tune has made.
-        self._trials: dict[str, Trial] = {}
         #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
         #: Events for the next batch.
@@ -155,7 +153,7 @@ class FluidActorManager(ActorManager):
 
     def note_trial(self, trial: Trial) -> None:
         """Tune has made the trial, and may ask for its actor, which the job's workers or Ray will host."""
-        self._trials[trial.trial_id] = trial
+        self._job.trials.known[trial.trial_id] = trial
         if self.stands_before_ray and self._job.trials.is_left_to_ray(trial):
             self._left_to_ray.add(trial.trial_id)
 
@@ -176,7 +174,10 @@ class FluidActorManager(ActorManager):
         """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
         now = time.monotonic()
         if now >= self._status_until or not self._runs:
-            self._status, self._status_until = self._job.status_line(self._runs.trials()), now + STATUS_S
+            job = self._job
+            nodes, kind, silent = job.devices.nodes, job.setup.layout.kind, job.stall_detector.silent
+            self._status = job.log.status_line(nodes, kind, self._runs.trials(), silent)
+            self._status_until = now + STATUS_S
         return self._status
 
     # --- what Tune's controller asks for, see `ActorManager`
@@ -185,7 +186,8 @@ class FluidActorManager(ActorManager):
         return trial_id not in self._left_to_ray
 
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
-        trial, trials = self._trials[trial_id], self._job.trials
+        trials = self._job.trials
+        trial = trials.known[trial_id]
         try:
             trials.check_request(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         except FluidTuneError as error:  # the trial fails; the job goes on
@@ -196,7 +198,7 @@ class FluidActorManager(ActorManager):
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
-        self._events += trials.arrival_events(run, self._job.log)
+        self._events += trials.arrival_events(run)
         self._job.arriving.append(trials.share_of(trial))
 
     def release_trial(self, tracked: TrackedActor) -> bool:
@@ -241,7 +243,8 @@ class FluidActorManager(ActorManager):
         self._callbacks.drop_failure(tracked)
 
     def resources_in_use(self) -> dict[str, float]:
-        return self._job.resources_in_use()
+        held = self._job.engine.held_count
+        return {name: amount * held for name, amount in self._job.setup.layout.bundle.items()}
 
     def count_pending(self) -> int:
         # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
@@ -313,13 +316,13 @@ class FluidActorManager(ActorManager):
         self._tell_released()
         self._waiting.end_all()
         self._over = True
-        self._job.run_ended(self._trials.values(), saved)
+        self._job.run_ended(saved)
 
     def close(self) -> None:
         """The run is over: give every process and device back."""
         self._calls.close()
         self._dispatch.close()
-        self._job.close(self._trials.values())
+        self._job.close()
 
     # --- carrying out
 
@@ -330,7 +333,7 @@ class FluidActorManager(ActorManager):
         while self._events:
             events, self._events = self._events, []
             for instruction in self._job.decide(events):
-                self._carry_out(instruction)
+                self._hand_on(instruction)
             # Trials that could not start may need a device that is only asked for now.
             self._dispatch.poll_devices()
         self._dispatch.serve_requests()
@@ -352,27 +355,16 @@ class FluidActorManager(ActorManager):
             self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed, waits=waits))
         self._released.clear()
 
-    def _carry_out(self, instruction: m.Instruction) -> None:
-        if isinstance(instruction, m.Start):
-            run = self._runs.of_trial(instruction.trial)
-            self._shell.tell(run, life.Placed(instruction.devices, instruction.share, instruction.why))
-        elif isinstance(instruction, m.Resize):
-            wanted = life.ResizeWanted(instruction.devices, instruction.why)
-            self._shell.tell(self._runs.of_trial(instruction.trial), wanted)
-        elif isinstance(instruction, m.Suspend):
-            self._shell.tell(self._runs.of_trial(instruction.trial), life.LeaveWanted(instruction.why.words))
-        elif isinstance(instruction, m.Release):
-            self._leave_devices(instruction.trial)
+    def _hand_on(self, instruction: Any) -> None:
+        """What the engine says of a trial is an event of its life.
 
-    def _leave_devices(self, trial_id: str) -> None:
-        """The engine has taken devices from the trial.
-
-        Workers go back to the pool by themselves. Only a trial that lost one of its devices must be taken off the
-        others: its one process may live there and see the lost device.
+        From devices that it takes workers go back to the pool by themselves. Only a trial that lost one of its devices
+        must be taken off the others: its one process may live there and see the lost device.
         """
-        run = self._runs.find_trial(trial_id)
-        if run is not None and self._job.engine.trial(trial_id).status == "waiting":
-            self._shell.tell(run, life.PlaceTaken())
+        run, engine = self._runs.find_trial(instruction.trial), self._job.engine
+        gone = isinstance(instruction, m.Release)
+        if not gone or (run is not None and engine.trial(instruction.trial).status == "waiting"):
+            self._shell.tell(self._runs.of_trial(instruction.trial), instruction)
 
 
 def _unsaved(run: TrialRun) -> bool:

@@ -188,7 +188,7 @@ class FluidScheduler(TrialScheduler):
         if not trial.should_recover():  # else Tune adds it again
             self._steered.trial_ended(trial)
         if not self._steered.goes_on_alone(trial):
-            self._memory.error(tune_controller, trial)
+            self._memory.end("error", tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         if self._steered.ends(trial):
@@ -200,7 +200,7 @@ class FluidScheduler(TrialScheduler):
         if not self._steered.goes_on_alone(trial):
             decision = self._memory.result(tune_controller, trial, result)
             if decision == TrialScheduler.STOP and self._steered.lets_go_on(trial):
-                self._memory.complete(tune_controller, trial, result)
+                self._memory.end("complete", tune_controller, trial, result)
                 decision = TrialScheduler.CONTINUE
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
             before = self._targets.get(trial.trial_id)
@@ -211,13 +211,13 @@ class FluidScheduler(TrialScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         if self._ended(trial):
-            self._memory.complete(tune_controller, trial, result)
+            self._memory.end("complete", tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         if self._manager is not None:
             self._manager.trial_removed(trial)
         if self._ended(trial):
-            self._memory.remove(tune_controller, trial)
+            self._memory.end("remove", tune_controller, trial)
 
     def _ended(self, trial: Trial) -> bool:
         """The trial has ended. Returns whether the algorithm is to hear of that."""

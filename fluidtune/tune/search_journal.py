@@ -9,6 +9,7 @@ a journal is a search that was: what cannot be read ends it, and what was writte
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import struct
 import zlib
@@ -50,8 +51,7 @@ class SearchJournal:
         self._file: Any = None
         self._told = False
         if cut:
-            for _, path in _files(folder):
-                _remove(path)
+            _remove(folder)
         self.begin()
 
     def append(self, entry: Entry) -> None:
@@ -85,17 +85,15 @@ class SearchJournal:
             self._failed(error)
 
         def stored(done: bool) -> None:
-            for number, path in _files(self._folder) if done else ():
-                if number < first:
-                    _remove(path)
+            if done:
+                _remove(self._folder, first)
 
         return stored
 
     def remove(self) -> None:
         """The search is over: no file is left."""
         self.end()
-        for _, path in _files(self._folder):
-            _remove(path)
+        _remove(self._folder)
 
     def _path(self, first: int) -> Path:
         return self._folder / f"fluid_search-{first:012}.log"
@@ -129,9 +127,12 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
+def _remove(folder: Path, before: float = math.inf) -> None:
+    """Remove the journal's files, or those that begin before this entry."""
+    for number, path in _files(folder):
+        with suppress(OSError):
+            if number < before:
+                path.unlink()
 
 
 def _read(path: Path) -> list[Entry]:

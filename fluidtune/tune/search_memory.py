@@ -183,16 +183,8 @@ class SearchMemory:
         result.update(known[1])
         return known[0]
 
-    def complete(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        self._end("complete", controller, trial, result)
-
-    def error(self, controller: Any, trial: Trial) -> None:
-        self._end("error", controller, trial)
-
-    def remove(self, controller: Any, trial: Trial) -> None:
-        self._end("remove", controller, trial)
-
-    def _end(self, kind: str, controller: Any, trial: Trial, result: dict[str, Any] | None = None) -> None:
+    def end(self, kind: str, controller: Any, trial: Trial, result: dict[str, Any] | None = None) -> None:
+        """The trial has ended for the algorithm. ``kind``, ``result``: as in `Entry`."""
         if self.waits or trial.trial_id in self._ended:
             return
         with self.asking(controller) as handed:
@@ -439,7 +431,7 @@ class SearchMemory:
         for trial in paused:
             set_status(controller, trial, Trial.PAUSED)
         for trial in ended:
-            self.complete(controller, trial, flat_last_result(trial))
+            self.end("complete", controller, trial, flat_last_result(trial))
             controller.stop_trial(trial)
 
     def run_ended(self, saved: bool) -> None:
@@ -458,14 +450,8 @@ def unreadable(saved: dict[str, Any]) -> str | None:
 
 
 def _tell(base: Any, controller: Any, trial: Trial, entry: Entry) -> None:
-    if entry.kind == "result":
-        base.on_trial_result(controller, trial, dict(entry.result or {}))
-    elif entry.kind == "complete":
-        base.on_trial_complete(controller, trial, dict(entry.result or {}))
-    else:
-        {"add": base.on_trial_add, "error": base.on_trial_error, "remove": base.on_trial_remove}[entry.kind](
-            controller, trial
-        )
+    result = [dict(entry.result or {})] if entry.kind in ("result", "complete") else []
+    getattr(base, f"on_trial_{entry.kind}")(controller, trial, *result)
 
 
 def _below(number: Any, other: Any) -> bool:

@@ -29,9 +29,10 @@ class Snapshots:
 
     def __init__(self, controller: Any, delete: Callable[[Trial], None]) -> None:
         self._controller, self._delete = controller, delete
-        self._pace = SnapshotPace(self._results_known)
+        #: Which results of which trials the storage has, and when Tune is to save.
+        self.pace = SnapshotPace(self._results_known)
         #: Called when Tune has written its state.
-        self._on_state = [self._pace.state_written, self._ends_written]
+        self._on_state = [self.pace.state_written, self._ends_written]
         #: Whether the storage has Tune's latest state.
         self.stored = True
         #: Trials that have ended; of how many of these the storage has that, and of how many the commits are gone.
@@ -42,7 +43,7 @@ class Snapshots:
 
     def keep_search(self, memory: SearchMemory, folder: Path | None) -> None:
         """Snapshots, and ``folder`` if it is here, keep what the algorithm knows."""
-        memory.start(folder, self._pace.news_came)
+        memory.start(folder, self.pace.news_came)
         self._on_state.append(memory.state_written)
 
     def state_written(self) -> Callable[[bool], None]:
@@ -68,25 +69,17 @@ class Snapshots:
         """Up to which iteration the state that Tune writes now has each trial's results, as a restored run reads it."""
         return {trial.trial_id: results_seen(trial).delivered for trial in self._controller.get_trials()}
 
-    def result_reported(self, trial: str) -> None:
-        """A trial that has commits has reported a result."""
-        self._pace.result_reported(trial)
-
-    def results_stored(self, trial: str) -> int:
-        """Up to which iteration of the trial no commit needs the results any more."""
-        return self._pace.results_stored(trial)
-
     def trial_ended(self, trial: Trial) -> None:
         """The trial will never come back."""
         self._ended.append(trial)
-        self._pace.news_came()
+        self.pace.news_came()
 
     def save_if_due(self) -> None:
         """Have Tune write its state, if it is time."""
-        if self._pace.is_due(is_pausing(self._controller)):
+        if self.pace.is_due(is_pausing(self._controller)):
             began = time.monotonic()
             begin_to_save_state(self._controller)
-            self._pace.saved(time.monotonic() - began)
+            self.pace.saved(time.monotonic() - began)
 
     def run_ended(self, saved: bool) -> None:
         """Tune's run is over. ``saved``: Tune has written its final state."""

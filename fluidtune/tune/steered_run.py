@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,14 @@ from fluidtune.ray_compat.controller import controller_behind
 from fluidtune.report.trial_lookup import UnknownTrialError, trial_called
 from fluidtune.steering import acts as a
 from fluidtune.steering.json_values import cut, kind_of
-from fluidtune.steering.steering_files import Request, SteeringFiles
+from fluidtune.steering.steering_files import Answer, SteeringFiles
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
 
 logger = logging.getLogger(__name__)
 
-#: Under this name a trial's run metadata have its acts, each with its state. Tune saves all that is in there.
+#: Under this name a trial's run metadata have its acts. Tune saves all that is in there.
 ACTS = "fluidtune_acts"
 
 
@@ -67,6 +67,19 @@ def with_values(config: Mapping[Any, Any], values: Mapping[str, Any]) -> dict[An
     return changed
 
 
+def acts_of(trial: Trial) -> list[a.Act]:
+    """The acts that are kept with the trial."""
+    kept = getattr(trial.run_metadata, ACTS, ())
+    # An earlier version kept the state beside the act.
+    return [a.Act(**{**each.get("act", each), "state": each["state"]}) for each in kept]
+
+
+def keep_acts(trial: Trial, without: str, *more: a.Act) -> None:
+    """Of the trial's acts, keep all but the one with the id ``without``, and ``more``."""
+    others = [each for each in acts_of(trial) if each.id != without]
+    setattr(trial.run_metadata, ACTS, [asdict(each) for each in (*others, *more)])
+
+
 class SteeredRun:
     """The acts of one run. ``no_keep``: why the run's algorithm lets no trial go on; "" if it does.
 
@@ -95,9 +108,8 @@ class SteeredRun:
 
     def add(self, controller: Any, trial: Trial) -> None:
         """Tune has the trial from now on, which may be one of an earlier driver. ``controller``: Tune's own."""
-        for kept in getattr(trial.run_metadata, ACTS, ()):
-            act = a.Act(**kept["act"])
-            self._steering.restored(act, kept["state"])
+        for act in acts_of(trial):
+            self._steering.restored(act)
             if act.clone == trial.trial_id:
                 hide_from_search(controller, trial)
 
@@ -109,28 +121,26 @@ class SteeredRun:
 
     def lets_go_on(self, trial: Trial) -> bool:
         """Whether the trial goes on though the algorithm wants to stop it. If so it has ended for the algorithm."""
-        note = self._steering.stop_meant(trial.trial_id)
-        if note is not None:
-            self._keep_with(trial, note.act, "done")
-            self._note(note)
-        return note is not None
+        kept = self._steering.stop_meant(trial.trial_id)
+        if kept is not None:
+            keep_acts(trial, kept.id, kept)
+            self._note(kept)
+        return kept is not None
 
     def goes_on_alone(self, trial: Trial) -> bool:
         """Whether the trial has ended for the algorithm, and goes on."""
         return self._steering.goes_on_alone(trial.trial_id)
 
     def trial_ended(self, trial: Trial) -> None:
-        for note in self._steering.ended(trial.trial_id):
-            # A run that is continued has it no more.
-            others = [kept for kept in getattr(trial.run_metadata, ACTS, ()) if kept["act"]["id"] != note.act.id]
-            setattr(trial.run_metadata, ACTS, others)
-            self._note(note)
+        for act in self._steering.ended(trial.trial_id):
+            keep_acts(trial, act.id)  # a run that is continued has it no more
+            self._note(act)
 
     def serve(self, handed: Any) -> None:
         """Carry out what users have asked for. ``handed``: the controller, as a scheduler is handed it."""
         if self._files is not None:
-            for request in self._files.requests():
-                self._serve(request, controller_behind(handed))
+            for act, answer in self._files.requests():
+                self._serve(act, answer, controller_behind(handed))
         if self._job is not None and self._steering.stops:
             quiet = self._job.stall_detector.quiet(self._steering.stops, time.monotonic())
             for trial in [each for each in handed.get_trials() if each.trial_id in quiet]:
@@ -144,25 +154,20 @@ class SteeredRun:
 
     # --- carrying out
 
-    def _serve(self, request: Request, controller: Any) -> None:
+    def _serve(self, act: a.Act, answer: Answer, controller: Any) -> None:
         trials = {trial.trial_id: trial for trial in controller.get_trials()}
         try:
-            found = trial_called(request.act.trial, {name: str(trial) for name, trial in trials.items()})
+            found = trial_called(act.trial, {name: str(trial) for name, trial in trials.items()})
         except UnknownTrialError as error:
-            request.answer(a.Answer(True, str(error)))
+            answer(True, str(error))
             return
-        act, trial = replace(request.act, trial=found), trials[found]
-        orders = self._steering.asked(act, self._facts(trial))
-        self._tell(orders, request)
-        if not isinstance(orders[-1], a.Answer):
-            self._tell(self._carry_out(act, trial, controller), request)
-
-    def _tell(self, orders: Iterable[a.Note | a.Answer], request: Request) -> None:
-        for order in orders:
-            if isinstance(order, a.Answer):
-                request.answer(order)
-            else:
-                self._note(order)
+        act, trial = replace(act, trial=found), trials[found]
+        for each in self._steering.asked(act, self._facts(trial)):
+            self._note(each)
+        if self._steering.acts[act.id].state == "asked":
+            self._note(self._carry_out(act, trial, controller))
+        act = self._steering.acts[act.id]
+        answer(act.state == "refused", act.words)
 
     def _facts(self, trial: Trial) -> a.Facts:
         kinds = {}
@@ -171,20 +176,20 @@ class SteeredRun:
             kinds[name] = kind_of(value.item() if isinstance(value, np.generic) else value)
         return a.Facts(trial.is_finished(), kinds, trial.has_checkpoint(), self._no_keep)
 
-    def _carry_out(self, act: a.Act, trial: Trial, controller: Any) -> list[a.Note | a.Answer]:
+    def _carry_out(self, act: a.Act, trial: Trial, controller: Any) -> a.Act:
         clone = ""
         if act.kind == "clone":
             try:
                 config = with_values(trial.config, act.parameters)
                 trial = clone_of(trial, config, act.parameters, act.from_checkpoint)
                 clone = trial.trial_id
-                self._keep_with(trial, replace(act, clone=clone), "done")
+                keep_acts(trial, act.id, replace(act, clone=clone, state="done"))
                 add_clone(controller, trial)
             except Exception as error:  # of the file system, and of what the script gives Tune for its trials
                 what = cut(f"{type(error).__name__}: {error}", 300)
                 return self._steering.failed(act.id, f"trial {act.trial} cannot be cloned: {what}")
         else:
-            self._keep_with(trial, act, "taken")
+            keep_acts(trial, act.id, replace(act, state="taken"))
         unsaved = ""
         try:
             save_now(controller, trial)
@@ -192,16 +197,10 @@ class SteeredRun:
             unsaved = cut(f"{type(error).__name__}: {error}", 300)
         return self._steering.carried_out(act.id, clone, unsaved)
 
-    @staticmethod
-    def _keep_with(trial: Trial, act: a.Act, state: a.State) -> None:
-        others = [kept for kept in getattr(trial.run_metadata, ACTS, ()) if kept["act"]["id"] != act.id]
-        setattr(trial.run_metadata, ACTS, [*others, {"act": asdict(act), "state": state}])
-
-    def _note(self, note: a.Note) -> None:
-        act = note.act
+    def _note(self, act: a.Act) -> None:
         extra = {"clone": act.clone, "parameters": dict(act.parameters), "from_checkpoint": act.from_checkpoint}
-        extra = {name: value for name, value in extra.items() if value} | ({"reason": note.why} if note.why else {})
+        extra = {name: value for name, value in (extra | {"reason": act.why}).items() if value}
         if self._job is not None:
             self._job.log.write(
-                "steered", act=act.id, kind=act.kind, trial=act.trial, by=act.by, via=act.via, state=note.state, **extra
+                "steered", act=act.id, kind=act.kind, trial=act.trial, by=act.by, via=act.via, state=act.state, **extra
             )

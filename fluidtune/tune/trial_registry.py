@@ -24,7 +24,6 @@ from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.trials.messages import Shown
 from fluidtune.tune.device_setup import DeviceSetup
-from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_run import TrialRun
 
 logger = logging.getLogger(__name__)
@@ -67,6 +66,8 @@ class TrialRegistry:
         self._setup = setup
         self._request = request
         self._concurrency = concurrency
+        #: Every trial that Tune has made, by its id.
+        self.known: dict[str, Trial] = {}
         #: Groups that the engine knows -> the rungs that follow each; see `fluidtune.tune.groups.Membership`.
         self._rungs: dict[str, tuple[tuple[int, float], ...]] = {}
         #: Trainable class -> its reference in Ray's object store.
@@ -158,37 +159,17 @@ class TrialRegistry:
 
     # --- groups
 
-    def arrival_events(self, run: TrialRun, log: JobLog) -> list[m.Event]:
-        """The events for the engine when Tune wants this trial to run. ``log`` gets the same."""
+    def arrival_events(self, run: TrialRun) -> list[m.Event]:
+        """The events for the engine when Tune wants this trial to run."""
         trial = run.trial
         member = self._scheduler.membership(trial)
         events: list[m.Event] = []
-        is_new_group = member.group not in self._rungs
-        self._rungs[member.group] = member.rungs
-        if is_new_group:
+        if member.group not in self._rungs:
             concurrency = None if member.synchronous else self._concurrency
             events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency, member.tail))
-            log.write(
-                "group_announced",
-                group=member.group,
-                synchronous=member.synchronous,
-                algorithm=type(self._scheduler.base_scheduler).__name__,
-                concurrency=concurrency,
-            )
-        left = run.life.iterations_to(member.target)
-        shown = self.shown_by(trial)
+        self._rungs[member.group] = member.rungs
+        left, share, shown = run.life.iterations_to(member.target), self.share_of(trial), self.shown_by(trial)
         kind, growable = shown.kind or "plain", shown.growable
-        share = self.share_of(trial)
-        log.arrives(
-            trial.trial_id,
-            group=member.group,
-            kind=kind,
-            growable=growable,
-            iterations=left,
-            share=float(share),
-            name=str(trial),
-            parameters=parameters_of(trial),
-        )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits, growable, member.turn))
         return events

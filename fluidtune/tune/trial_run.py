@@ -75,7 +75,7 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
     )
     shown = trials.shown_by(trial)
     life = TrialLife(name, outside, shown.kind or "plain", results_seen(trial), shown.growable)
-    continued = None if job.has_started(name) else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
+    continued = None if name in job.started else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life, continued)
 
 

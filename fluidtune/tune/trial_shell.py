@@ -21,12 +21,13 @@ from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
-from fluidtune.errors import TrialTimeoutError
+from fluidtune.errors import FluidTuneError, TrialTimeoutError
 from fluidtune.ray_compat.controller import ActorManager, let_go
 from fluidtune.ray_compat.trainable import TrainingResult
+from fluidtune.report.metric_values import value_of
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
-from fluidtune.tune import worker_answers
+from fluidtune.tune import result_logs, worker_answers
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
@@ -34,6 +35,7 @@ from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.waiting_processes import WaitingProcesses
 from fluidtune.tune.worker_dispatch import UNLOAD_BROKEN_S, WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_specs import attach_spec, lane_ticket, load_spec
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class TrialShell:
         #: By name, the call with which a worker follows, or will when it is attached.
         self._following: dict[str, Any] = {}
 
-    def tell(self, run: TrialRun, event: m.Event) -> None:
+    def tell(self, run: TrialRun, event: m.Event | engine.Instruction) -> None:
         """Hand the event to the trial's life, and carry out what follows."""
         for instruction in handle(run.life, event):
             _METHODS[type(instruction)](self, run, instruction)
@@ -76,7 +78,7 @@ class TrialShell:
         """Tell trials of new workers that are not attached in time. ``now``: monotonic clock."""
         for run, worker, since, _ in list(self._attaching.values()):
             if now - since > LATE_S:
-                self.tell(run, m.JoinerLate(worker, LATE_S))
+                self.tell(run, m.NotAttached(worker, "late", f"a new worker was not attached in {LATE_S:.0f} s"))
 
     def end_overdue(self, now: float) -> None:
         """End the trials that have passed a limit of the user's. ``now``: monotonic clock."""
@@ -115,7 +117,7 @@ class TrialShell:
     # --- to the engine
 
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
-        for event in self._job.trials.arrival_events(run, self._job.log):
+        for event in self._job.trials.arrival_events(run):
             self._emit(event)
 
     def _spread(self, run: TrialRun, spread: m.Spread) -> None:
@@ -151,11 +153,11 @@ class TrialShell:
 
     def _place_died(self, run: TrialRun, placement: int) -> None:
         if run.life.wants_leader(placement):
-            self.tell(run, m.PlaceDied())
+            self.tell(run, m.CannotStay(None, "the worker that it was to go on in died"))
 
     def _load(self, run: TrialRun, load: m.Load) -> None:
         worker = _pooled(load.worker)
-        future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
+        future = worker.actor.load.remote(run.trainable_ref, load_spec(self._job, run))
         self._calls.track_call(future, partial(self.leader_answered, run, worker, worker))
 
     def _call_leader(self, run: TrialRun, sent: m.CallLeader) -> None:
@@ -168,7 +170,7 @@ class TrialShell:
         method = getattr(worker.actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            ticket, stored = self._job.lane_ticket(run), self._job.snapshots.results_stored(run.id)
+            ticket, stored = lane_ticket(self._job, run), self._job.snapshots.pace.results_stored(run.id)
             task.future = method.remote(ticket, stored) if ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
@@ -182,23 +184,30 @@ class TrialShell:
         if isinstance(value, Exception):
             event = self._failure(worker, by, value)
         elif isinstance(lack, Lack) and lack.broken is not None:
-            given_up = self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason)
-            event = m.DeviceBroken(by, lack.reason, given_up)
+            event = m.CannotStay(by, lack.reason)
+            if not self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason):
+                why = f"{lack.reason}; the job has no other GPU for the trial: run it where there is one"
+                event = m.Raised(by, FluidTuneError(why), final=True)
         else:
             event = worker_answers.called(by, value) if isinstance(by, m.Call) else worker_answers.loaded(by, value)
         self.tell(run, event)
 
     def _failure(self, worker: PooledWorker, by: m.Call | PooledWorker, error: Exception) -> m.Event:
-        if isinstance(error, RayActorError):
-            self._dispatch.worker_died(worker, error)
+        if self._heed_death(worker, error):
             there = worker.device in self._job.devices.nodes
             return m.LeaderDied(by, error, first_line(error), worker.pid is not None, there)
         plain_process = NeedsPlainProcess.said_by(error)
         if plain_process is not None:
             self._job.pool.stop_forking(plain_process)
             if worker.info is not None and worker.info.forked:  # else it has only words like those of a fork
-                return m.PlainProcessNeeded(by, plain_process)
+                return m.CannotStay(by, plain_process)
         return m.Raised(by, error)
+
+    def _heed_death(self, worker: PooledWorker, value: Any) -> bool:
+        """Whether this answer says that the worker's process has died: then the pool and the devices know it."""
+        if isinstance(value, RayActorError):
+            self._dispatch.worker_died(worker, value)
+        return isinstance(value, RayActorError)
 
     def _drop_calls(self, run: TrialRun, dropped: m.DropCalls) -> None:
         for call in dropped.calls:
@@ -220,7 +229,7 @@ class TrialShell:
 
     def _attach(self, run: TrialRun, attach: m.Attach) -> None:
         worker = _pooled(attach.worker)
-        attached = worker.actor.attach.remote(self._job.attach_spec(run))
+        attached = worker.actor.attach.remote(attach_spec(self._job, run))
         # It follows from its attachment on, and not only when the driver has heard of that.
         self._following[worker.name] = worker.actor.follow.remote()
         self._attaching[worker.name] = run, worker, time.monotonic(), attached
@@ -232,10 +241,12 @@ class TrialShell:
             self._calls.track_call(self._following[worker.name], partial(self._followed, run, worker))
         else:
             del self._following[worker.name]
+            self._heed_death(worker, value)
         self.tell(run, worker_answers.attached(worker, value))
 
     def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         del self._following[worker.name]
+        self._heed_death(worker, value)
         if isinstance(value, Lack):
             self._dispatch.device_broken(worker.device, value.reason)
         self.tell(run, worker_answers.followed(worker, value))
@@ -262,7 +273,11 @@ class TrialShell:
     # --- to Tune
 
     def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
-        self._job.align_logs(run)
+        if run.id not in self._job.started:
+            self._job.started.add(run.id)
+            result_logs.take_over(run.trial, run.life.seen.results)
+        elif run.trial.checkpoint:
+            result_logs.upload(run.trial)
         self._actors.set_live(run.tracked, _pooled(started.worker).actor)
         self._callbacks.tell_started(run.tracked)
 
@@ -308,8 +323,24 @@ class TrialShell:
         self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
-        assert isinstance(iteration.reply, IterationReply)
-        self._job.iteration_reported(run, iteration.reply)
+        job, reply = self._job, iteration.reply
+        assert isinstance(reply, IterationReply)
+        job.reported = True
+        job.stall_detector.iteration_done(run.id, reply.seconds)
+        if job.has_commits(run.trial):
+            job.snapshots.pace.result_reported(run.id)
+        metric, memory = job.scheduler.metric, job.setup.lanes is not None
+        value = value_of(reply.result, metric) if metric else None
+        job.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory)
+        if reply.gpu is not None:
+            job.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, job.pool.workers.values())
+
+    def _width(self, run: TrialRun) -> float:
+        """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
+        crew, engine = run.life.crew, self._job.engine
+        if crew.width > 1 or self._job.setup.lanes is None:
+            return float(crew.width if crew.width > 1 else 1 / max(1, len(engine.tenants(crew.devices[0]))))
+        return engine.trial(run.id).width
 
 
 def _pooled(worker: m.Worker) -> PooledWorker:
@@ -335,7 +366,6 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
     m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
-    m.Bury: lambda shell, run, bury: shell._dispatch.worker_died(_pooled(bury.worker), bury.error),
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
     m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,

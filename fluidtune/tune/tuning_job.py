@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,11 +20,8 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from fluidtune import hash_seed
 from fluidtune.cluster.hosting.commit_stores import delete_commits
-from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec
-from fluidtune.cluster.hosting.train_workers import TrainRoom
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import WorkerPool
-from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.memory_trim import MemoryTrim
@@ -39,8 +37,6 @@ from fluidtune.ray_compat.controller import (
     was_restored,
 )
 from fluidtune.ray_compat.descent import waits_for
-from fluidtune.report.metric_values import value_of
-from fluidtune.tune import result_logs
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
 from fluidtune.tune.experiment_folder import ExperimentFolder
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
@@ -49,7 +45,6 @@ from fluidtune.tune.snapshots import Snapshots
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_limits import TrialLimits
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
-from fluidtune.tune.trial_run import TrialRun
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +84,7 @@ class TuningJob:
     def __init__(self, controller: Any, scheduler: Any, request: dict[str, float], folder: ExperimentFolder):
         settings = scheduler.executor
         self._controller = controller
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.name = uuid.uuid4().hex[:8]
         #: Whether the run goes on from an earlier driver's, and whether a trial has reported to this one.
         self.restored, self.reported = was_restored(controller), False
@@ -111,14 +106,15 @@ class TuningJob:
         #: Seconds from SIGTERM to the driver's end.
         self.notice_s = settings.notice_s
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
-        app = storage(controller).experiment_dir_name
+        #: The experiment's name.
+        self.experiment = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.
         self._pending, self._ahead = max_pending_trials(controller), 0
         #: The devices that each trial of the next batch of events asks for.
         self.arriving: list[float] = []
         #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
-        self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
+        self.devices = hold_devices(self, settings, self.experiment, most_pending_groups(self._pending))
         folder.begin()
         #: The script says ``reuse_actors=True``: a process serves one trial after another.
         self.reuses = asked_reuse(controller)
@@ -134,26 +130,26 @@ class TuningJob:
             spares=settings.fork_server and not self.reuses,
             divided=self.setup.lanes is not None,
         )
-        experiment = storage(controller).experiment_dir_name
-        self.log = JobLog(experiment, self.folder.path, self.engine)
-        self.gpu_telemetry = GpuTelemetry(experiment, self.log)
+        self.log = JobLog(self.experiment, self.folder.path, self.engine)
+        self.gpu_telemetry = GpuTelemetry(self.experiment, self.log)
         self.stall_detector = StallDetector()
         self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
-        #: Trials whose log files this driver writes.
-        self._logged: set[str] = set()
+        #: Trials that this driver has started, and whose log files it writes.
+        self.started: set[str] = set()
+        #: Tune gets a checkpoint of a trial that it has not asked for.
+        self.keep_checkpoint = partial(keep_checkpoint, controller)
 
     # --- devices
 
     def begin(self, wait_s: float) -> list[m.Event]:
         """Wait up to ``wait_s`` seconds for a first device, begin the event log, and return the devices that came."""
         came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
-        name = storage(self._controller).experiment_dir_name
         seed = hash_seed.of_workers(dict(ray.get_runtime_context().runtime_env))
         self.folder.keep_hash_seed(seed)
-        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
+        self.log.run_started(self.experiment, self.scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
     @property
@@ -165,21 +161,11 @@ class TuningJob:
         """Whether anything of this job runs on the device, or may: the engine may not know the device yet."""
         return not self.engine.is_free(device) or self.pool.has_busy_worker(device)
 
-    def resources_in_use(self) -> dict[str, float]:
-        """Logical resources of the devices that trials hold, for Tune's display."""
-        held = self.engine.held_count
-        return {name: amount * held for name, amount in self.setup.layout.bundle.items()}
-
-    def status_line(self, trials: Collection[str]) -> str:
-        """One line for Tune's display. ``trials``: those that Tune wants to run."""
-        kind = self.setup.layout.kind
-        return self.log.status_line(self.devices.nodes, kind, trials, self.stall_detector.silent)
-
     # --- the engine
 
     def decide(self, events: list[m.Event]) -> list[m.Instruction]:
         """Hand a batch of events to the engine and return its instructions; both are written down."""
-        self.log.events_heard(events)
+        self.log.events_heard(events, self.trials.known)
         self.arriving.clear()
         self.departing = 0
         for event in events:
@@ -191,45 +177,7 @@ class TuningJob:
 
     # --- a trial that runs
 
-    def load_spec(self, run: TrialRun) -> LoadSpec:
-        """What a worker needs to host the trial."""
-        life = run.life
-        kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
-        return LoadSpec(
-            trial=run.id,
-            kwargs=kwargs,
-            delivered=life.seen.delivered,
-            saves_every=run.trial.checkpoint_freq,
-            repeats=life.seen.retried,
-            own_numbers=life.seen.own_numbers,
-            device=self.setup.torch_device,
-            emulation=self.setup.emulation,
-            streams=life.streams,
-            lanes=self.setup.lane_settings(life.crew.devices[0]),
-            ticket=self.lane_ticket(run),
-            secret=run.secret,
-            one_node=self._on_one_node(),
-            may_grow=not life.gang and self._scheduler.executor.max_workers != 1,
-            may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
-            beside=self._scheduler.executor.beside,
-            cores=self.trials.cores_of(run.trial),
-            train=self._train_room(life.crew.devices),
-        )
-
-    def attach_spec(self, run: TrialRun) -> AttachSpec:
-        """What a worker needs to follow the trial's leader."""
-        setup = self.setup
-        return AttachSpec(run.id, run.life.crew.facts.address, run.secret, setup.torch_device, setup.emulation)
-
-    def _train_room(self, devices: Sequence[int]) -> TrainRoom | None:
-        """What a trial on these devices has for workers of Ray Train. The arbiter leases none for them."""
-        layout, held = self.setup.layout, self.devices
-        if self.setup.leased or not held.nodes.keys() >= set(devices):
-            return None  # or the trial is about to lose one of its devices
-        places = () if layout.kind == "emulated" else tuple((held.group(each), held.bundle(each)) for each in devices)
-        return TrainRoom(layout.worker, layout.bundle, len(devices), layout.most, places)
-
-    def _on_one_node(self) -> bool:
+    def on_one_node(self) -> bool:
         """Whether the leader of a trial that is loaded now is to be found on its own node only."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
         return self.setup.one_node and not self._several_nodes
@@ -237,51 +185,6 @@ class TuningJob:
     def on_several_nodes(self, devices: Collection[int]) -> bool:
         """See `Outside`."""
         return len({self.devices.nodes.get(device) for device in devices} - {None}) > 1
-
-    def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
-        """The trial's lane on the device that it shares; None while it has the device alone."""
-        place = None if self.setup.lanes is None else self.engine.place_in_lanes(run.id)
-        if place is None:
-            return None
-        view = self.engine.trial(run.id)
-        return LaneTicket(place.lane, (float(place.persistent), float(place.ephemeral)), view.height, view.rung)
-
-    def has_started(self, trial: str) -> bool:
-        """Whether this driver has started the trial before."""
-        return trial in self._logged
-
-    def align_logs(self, run: TrialRun) -> None:
-        """Before Tune starts a trial: make its log files hold what was reported, no less and nothing twice."""
-        if run.id in self._logged:
-            if run.trial.checkpoint:
-                result_logs.upload(run.trial)
-        else:
-            result_logs.take_over(run.trial, run.life.seen.results)
-        self._logged.add(run.id)
-
-    def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
-        """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
-        self.reported = True
-        self.stall_detector.iteration_done(run.id, reply.seconds)
-        if self._has_commits(run.trial):
-            self.snapshots.result_reported(run.id)
-        metric = self._scheduler.metric
-        value = value_of(reply.result, metric) if metric else None
-        lanes = self.setup.lanes is not None
-        self.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory=lanes)
-        if reply.gpu is not None:
-            self.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, self.pool.workers.values())
-
-    def _width(self, run: TrialRun) -> float:
-        """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
-        crew = run.life.crew
-        if crew.width > 1 or self.setup.lanes is None:
-            return float(crew.width if crew.width > 1 else 1 / max(1, len(self.engine.tenants(crew.devices[0]))))
-        return self.engine.trial(run.id).width
-
-    def keep_checkpoint(self, trial: Trial, saved: Any) -> None:
-        """Tune gets a checkpoint of the trial that it has not asked for."""
-        keep_checkpoint(self._controller, trial, saved)
 
     # --- from time to time
 
@@ -330,25 +233,26 @@ class TuningJob:
             self.log.stopped_for_good(trial.trial_id)
 
     def _delete_commits(self, trial: Trial) -> None:
-        if self._has_commits(trial):
+        if self.has_commits(trial):
             delete_commits(trial.storage)
 
-    def _has_commits(self, trial: Trial) -> bool:
+    def has_commits(self, trial: Trial) -> bool:
+        """Whether the trial writes commits."""
         return self.trials.shown_by(trial).kind == "elastic"
 
-    def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
+    def run_ended(self, saved: bool) -> None:
         """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
 
         ``saved``: Tune has saved its final state.
         """
-        for trial in trials:
+        for trial in self.trials.known.values():
             if trial.status == Trial.TERMINATED:
                 self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
         self.snapshots.run_ended(saved)
 
-    def close(self, trials: Iterable[Trial]) -> None:
+    def close(self) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
-        self.log.run_ended(list(trials), self._scheduler.metric, self._scheduler.mode)
+        self.log.run_ended(list(self.trials.known.values()), self.scheduler.metric, self.scheduler.mode)
         try:
             self.pool.close()
             self.devices.close()

@@ -23,7 +23,7 @@ def called(call: m.Call, value: Any) -> m.Event:
     """The leader answered a call."""
     if isinstance(value, IterationReply):
         if value.anew:
-            return m.BeginsAnew(call, value.anew)
+            return m.CannotStay(call, f"it begins anew: {value.anew}")
         if value.lack is not None:
             return _lacking(call, value.lack)
         number = value.result.get(TRAINING_ITERATION, value.iteration)
@@ -42,8 +42,8 @@ def attached(worker: PooledWorker, value: Any) -> m.Event:
     if value is None:
         return m.Attached(worker)
     if isinstance(value, RayActorError):
-        return m.JoinerDied(worker, value)
-    return m.AttachRefused(worker, _words(value))
+        return m.NotAttached(worker, "died", str(value))
+    return m.NotAttached(worker, "refused", _words(value))
 
 
 def followed(worker: PooledWorker, value: Any) -> m.Event:
@@ -51,7 +51,7 @@ def followed(worker: PooledWorker, value: Any) -> m.Event:
     if value is None:
         return m.FollowerEnded(worker, "over")
     if isinstance(value, RayActorError):
-        return m.FollowerEnded(worker, "died", error=value)
+        return m.FollowerEnded(worker, "died")
     if isinstance(value, Lack):
         return m.FollowerEnded(worker, "over", value.reason)
     return m.FollowerEnded(worker, "error", _words(value))

@@ -273,11 +273,7 @@ class Twin:
             self._idle[device] -= 1
             self._call_after(self.job.costs.turn, then)
         else:
-            self._starts.start_worker(partial(self._worker_started, device, then))
-
-    def _worker_started(self, device: int, then: Callable[[], None]) -> None:
-        """A new worker of the device is there."""
-        self._call_after(self.job.costs.first, then)
+            self._starts.start_worker(partial(self._call_after, self.job.costs.first, then))
 
     def _keep(self, *devices: int) -> None:
         """A worker of each device serves no trial any more."""
@@ -352,11 +348,8 @@ class Twin:
     def _retime(self, device: int) -> None:
         """A trial came to the device or left it: iterations under way there go on at another pace."""
         for run in self._training[device]:
-            step = run.step
-            if step is None:
-                continue
-            if self._seconds(run) != step.seconds:
-                self._go_on(run, step)
+            if run.step is not None and self._seconds(run) != run.step.seconds:
+                self._go_on(run, run.step)
 
     def _go_on(self, run: _Run, step: _Step, pause: float = 0.0) -> None:
         """The iteration under way goes on at the pace of this moment, after a pause."""

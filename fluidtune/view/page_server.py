@@ -29,9 +29,8 @@ from starlette.staticfiles import StaticFiles
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.json_text import plain_json
-from fluidtune.steering.asking import parameters_from
 from fluidtune.steering.json_values import LONGEST, read_json
-from fluidtune.steering.steering_files import act_from, ask_driver, own_name
+from fluidtune.steering.steering_files import act_from, ask_driver, own_name, parameters_from
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.page_file import STATIC, page_text
 from fluidtune.view.run_list import RunList

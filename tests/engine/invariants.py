@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from fluidtune.engine import Engine
-from fluidtune.engine.device_table import DeviceModels, DeviceTable
+from fluidtune.engine.device_table import DeviceTable
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.engine.wait_queue import WaitQueue
@@ -72,16 +70,10 @@ def check_devices(table: DeviceTable) -> None:
     assert by_node == table.idle_on
     assert sum(table.size.values()) == len(table) and all(table.size.values())
     assert table.models.of.keys() <= table.node.keys()
-    check_models(table.models)
     loaded = sorted((len(t), table._place[d], d) for d, t in staying.items() if t)
     assert loaded == sorted((count, *entry) for count, entries in table._loaded.items() for entry in entries)
     assert list(table._place) == list(table.node) and all(e == sorted(e) for e in table._loaded.values())
     assert table._open == sorted((len(t), d) for d, t in staying.items() if 0 < len(t) < table.slots[d])
-
-
-def check_models(models: DeviceModels) -> None:
-    """Asserts what the comments of the attributes say."""
-    assert models._count == Counter(models.of.values()) and all(models._count.values())
 
 
 def check_queue(queue: WaitQueue) -> None:

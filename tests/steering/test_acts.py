@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,16 +23,14 @@ def act(kind: Any, name: str = "1", trial: str = "t", **more: Any) -> a.Act:
 
 def said(steering: a.Steering, asked: a.Act, facts: a.Facts = RUNS) -> str:
     """What an act is refused with; "" if it is taken."""
-    orders = steering.asked(asked, facts)
-    assert isinstance(orders[0], a.Note) and orders[0].state == "asked"
-    if not orders[1:]:
-        note, answer = steering.carried_out(asked.id, "new" if asked.kind == "clone" else "")
-        assert isinstance(note, a.Note) and note.state in ("taken", "done")
-        assert isinstance(answer, a.Answer) and not answer.refused
+    first, *refused = steering.asked(asked, facts)
+    assert first == asked
+    if not refused:
+        done = steering.carried_out(asked.id, "new" if asked.kind == "clone" else "")
+        assert done.state in ("taken", "done") and done == steering.acts[asked.id]
         return ""
-    _, note, answer = orders
-    assert note == a.Note(asked, "refused", answer.words) and answer.refused  # type: ignore[union-attr]
-    return answer.words  # type: ignore[union-attr]
+    assert refused == [replace(asked, state="refused", why=refused[0].words)]
+    return refused[0].words
 
 
 def test_the_diagram_shows_exactly_the_changes_of_the_code() -> None:
@@ -47,13 +46,13 @@ def test_a_kept_trial_goes_on_once_the_algorithm_wants_to_stop_it() -> None:
     assert steering.stop_meant("t") is None
     assert said(steering, act("keep")) == ""
     assert not steering.goes_on_alone("t")
-    note = steering.stop_meant("t")
-    assert note is not None and (note.act, note.state) == (act("keep"), "done")
+    kept = steering.stop_meant("t")
+    assert kept is not None and (kept.kind, kept.state) == ("keep", "done")
     assert steering.goes_on_alone("t") and not steering.goes_on_alone("u")
     # It can still be stopped, and then it ends.
     assert said(steering, act("stop", "2")) == ""
     assert steering.stops == {"t"}
-    assert steering.ended("t") == [a.Note(act("stop", "2"), "done")] and steering.stops == set()
+    assert steering.ended("t") == [act("stop", "2", state="done")] and steering.stops == set()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,8 @@ def test_what_was_asked_for_twice_is_done_once() -> None:
     steering = a.Steering()
     clone = act("clone", parameters={"lr": 0.5, "net/depth": 3})
     assert said(steering, clone) == ""
-    words = "trial new is a clone of trial t"
-    assert steering.asked(clone, RUNS) == [a.Answer(False, words)]  # a double click: one id
+    assert steering.asked(clone, RUNS) == []  # a double click: one id
+    assert steering.acts["1"].words == "trial new is a clone of trial t"
     assert said(steering, act("stop", "2")) == ""
     assert "ann has asked for that (command line)" in said(steering, act("stop", "3"))
     assert "ends at its next result" in said(steering, act("keep", "4"))
@@ -89,26 +88,25 @@ def test_what_was_asked_for_twice_is_done_once() -> None:
 
 def test_what_an_earlier_driver_has_saved_holds() -> None:
     steering = a.Steering()
-    clone = act("clone", "3", clone="c")
-    for each, state in ((act("stop", "1"), "taken"), (act("keep", "2", "u"), "done"), (clone, "done")):
-        steering.restored(each, state)  # type: ignore[arg-type]
+    clone = act("clone", "3", clone="c", state="done")
+    for each in (act("stop", "1", state="taken"), act("keep", "2", "u", state="done"), clone):
+        steering.restored(each)
     assert steering.stops == {"t"}
     assert steering.goes_on_alone("u")
-    (answer,) = steering.asked(clone, RUNS)
-    assert answer == a.Answer(False, "trial c is a clone of trial t")
+    assert steering.asked(act("clone", "3"), RUNS) == [] and steering.acts["3"] == clone
 
 
 def test_a_clone_that_cannot_be_made_is_refused_and_can_be_asked_for_again() -> None:
     steering = a.Steering()
     steering.asked(act("clone"), RUNS)
-    note, answer = steering.failed("1", "the disk is full")
-    assert note == a.Note(act("clone"), "refused", "the disk is full") and answer == a.Answer(True, "the disk is full")
+    failed = steering.failed("1", "the disk is full")
+    assert (failed.state, failed.words) == ("refused", "the disk is full")
     assert said(steering, act("clone", "2")) == ""
 
 
 def test_what_cannot_be_true_is_an_error() -> None:
     steering = a.Steering()
-    steering.restored(act("stop"), "taken")
+    steering.restored(act("stop", state="taken"))
     steering.asked(act("clone", "open"), RUNS)
     for event in (lambda: steering.carried_out("x"), lambda: steering.failed("x", "why"), lambda: said(steering, OPEN)):
         with pytest.raises(a.SteeringError):
@@ -131,26 +129,25 @@ def test_any_history_makes_only_drawn_changes_and_ends_what_was_taken(history: l
     stops = set()
     for event in history:
         if isinstance(event, a.Act):
-            orders = steering.asked(event, a.Facts(ended=event.trial in ended))
-            if not isinstance(orders[-1], a.Answer):
+            changed = steering.asked(event, a.Facts(ended=event.trial in ended))
+            if steering.acts[event.id].state == "asked":
                 carried.append(event.id)
-                orders += steering.carried_out(event.id, "c" if event.kind == "clone" else "")
+                changed.append(steering.carried_out(event.id, "c" if event.kind == "clone" else ""))
                 if event.kind == "stop":
                     stops.add(event.trial)
-            assert sum(isinstance(order, a.Answer) for order in orders) == 1
+            assert steering.acts[event.id].words
         elif event[1] in ended:
             continue
         elif event[0] == "ended":
             ended.add(event[1])
-            orders = list(steering.ended(event[1]))
+            changed = steering.ended(event[1])
         else:
-            orders = list(filter(None, [steering.stop_meant(event[1])]))
+            changed = list(filter(None, [steering.stop_meant(event[1])]))
         assert steering.stops == stops - ended
-        for order in orders:
-            if isinstance(order, a.Note):
-                before = last.get(order.act.id)
-                assert order.state == "asked" if before is None else (before, order.state) in a.STATES
-                last[order.act.id] = order.state
-                if order.state == "taken":
-                    assert order.act.trial not in ended
+        for each in changed:
+            before = last.get(each.id)
+            assert each.state == "asked" if before is None else (before, each.state) in a.STATES
+            last[each.id] = each.state
+            if each.state == "taken":
+                assert each.trial not in ended
     assert len(set(carried)) == len(carried)

@@ -18,23 +18,22 @@ import pytest
 from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import this_machine
-from fluidtune.steering.acts import Act, Answer
-from fluidtune.steering.asking import ask, parameters_from
+from fluidtune.steering.acts import Act
 from fluidtune.steering.json_values import LONGEST
-from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask_driver, own_name
+from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask, ask_driver, own_name, parameters_from
 from tests.report.makers import added, begin, over, written
 
 
 @contextmanager
-def driver(run: Path, answer: Answer) -> Iterator[list[Act]]:
+def driver(run: Path, words: str) -> Iterator[list[Act]]:
     """A driver that gives this answer to whatever it is asked."""
     lock, files, heard, ends = hold(run), SteeringFiles(run), [], threading.Event()
 
     def serve() -> None:
         while not ends.wait(0.01):
-            for request in files.requests():
-                heard.append(request.act)
-                request.answer(answer)
+            for act, answer in files.requests():
+                heard.append(act)
+                answer(False, words)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -47,7 +46,7 @@ def driver(run: Path, answer: Answer) -> Iterator[list[Act]]:
 
 def test_an_act_that_is_too_long_or_sets_a_name_twice_is_not_sent(tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
-    with driver(run, Answer(False, "as you wish")) as heard:
+    with driver(run, "as you wish") as heard:
         assert ask(run, "clone", "t_1", [f'x="{"a" * (LONGEST - 1000)}"']) == "as you wish"
         with pytest.raises(FluidTuneError, match=f"of at most {LONGEST}"):
             ask(run, "clone", "t_1", [f'x="{"a" * LONGEST}"'])
@@ -64,7 +63,7 @@ def run_of(path: Path, pid: int | None = None, **settings: Any) -> Path:
 def test_an_act_comes_to_the_driver_with_its_users_name(tmp_path: Path) -> None:
     """By the file's owner: what the message says of the user does not count. No other user can write there."""
     run = run_of(tmp_path, steer=True)
-    with driver(run, Answer(False, "as you wish")) as heard:
+    with driver(run, "as you wish") as heard:
         (run / "fluid_driver.lock").unlink()  # Seen: of a driver that lives and has no lock, that it has died
         assert ask(run, "clone", "fresh", ["lr=0.5", 'act="relu"', "net/sizes=[1, 2]"], True) == "as you wish"
         ask_driver(run / "fluid_events.jsonl", Act("2", "stop", "t_1", "somebody else", "page"))
@@ -102,7 +101,7 @@ def test_what_nobody_has_answered_when_the_run_ends_or_goes_on_is_refused(tmp_pa
 )
 def test_what_is_no_act_is_refused_and_reaches_nobody(said: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
-    with driver(run, Answer(False, "done")) as heard:
+    with driver(run, "done") as heard:
         ask = run / "steer" / "1.part"
         ask.symlink_to(said) if said.startswith("/") else ask.write_text(said)
         ask.rename(run / "steer" / "1.ask")

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import on_event
 from fluidtune.trials.life_states import CHANGES, PLACES, WISHES, Change, Place, Wish
@@ -33,7 +34,7 @@ def test_the_diagram_shows_exactly_the_changes_of_the_code(section: str, table: 
 
 def test_every_cause_is_an_event_and_every_message_has_an_owner() -> None:
     causes = {cause for table in (PLACES, CHANGES, WISHES) for causes in table.values() for cause in causes.split(", ")}
-    events = {event.__name__ for event in m.Event.__subclasses__()}
-    assert causes <= events
+    events = {event.__name__ for event in (*m.Event.__subclasses__(), *engine.Instruction.__subclasses__())}
+    assert causes <= events | {"Resume"}
     assert {event.__name__ for event in on_event.registry} - {"object"} == events
     assert set(_METHODS) == set(m.Instruction.__subclasses__())

@@ -13,11 +13,10 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
-from tests.engine.helpers import resize, start
+from tests.engine.helpers import release, resize, start, suspend
 from tests.trials.life_invariants import check_life
 
 ADDRESS = ("127.0.0.1", 4321)
-STARTS, RESIZES = start("a", (), 1.0).why, resize("a", ()).why
 ERROR = ValueError("its own code")
 
 
@@ -67,13 +66,13 @@ class Driver:
         self.life = TrialLife("a", outside, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
-    def hears(self, event: m.Event) -> list[m.Instruction]:
+    def hears(self, event: m.Event | engine.Instruction) -> list[m.Instruction]:
         out = handle(self.life, event)
         check_life(self.life)
         return out
 
     def placed(self, *devices: int) -> list[m.Instruction]:
-        return self.hears(m.Placed(devices, 1.0, STARTS))
+        return self.hears(start("a", devices, 1.0))
 
     def found(self, name: str = "w0") -> list[m.Instruction]:
         return self.hears(m.WorkerFound(process(name, self.life.crew.devices[0])))
@@ -117,7 +116,7 @@ class Driver:
         """It has grown from device 0 onto devices 1 and 2."""
         self.live()
         self.trained(1, calls_modules=True)
-        self.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+        self.hears(resize("a", (0, 1, 2)))
         attached = self.joins(1, 2)
         for worker in attached.values():
             self.hears(m.Attached(worker))
@@ -160,7 +159,7 @@ def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
-    driver.hears(m.PlaceTaken())
+    driver.hears(release("a", (0,)))
     driver.placed(0)
     driver.found()
     restore = driver.loaded()[-1]
@@ -174,7 +173,7 @@ def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     for _ in range(2):
-        driver.hears(m.PlaceTaken())
+        driver.hears(release("a", (0,)))
         driver.placed(0)
         driver.found()
         driver.loaded()
@@ -220,7 +219,7 @@ def test_a_result_that_comes_twice_counts_once() -> None:
 def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
     driver = Driver().live()
     driver.asked()
-    driver.hears(m.PlaceTaken())
+    driver.hears(release("a", (0,)))
     assert driver.hears(m.IterationDone(driver.call, Shown(1), 1)) == []
     assert driver.life.seen.results == 0 and list(driver.life.calls) == [driver.call]
 
@@ -258,21 +257,17 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
     assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
-def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
+def test_a_trial_that_cannot_stay_goes_on_elsewhere_once_and_reports_nothing() -> None:
     driver = Driver()
     driver.placed(0)
     driver.found()
-    needed = m.PlainProcessNeeded(process("w0", 0), "it reads X")
-    assert told(driver.hears(needed)) == [engine.WorkerLost("a")]
-    assert driver.hears(needed) == []
-
-
-def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
+    needed = m.CannotStay(process("w0", 0), "it reads X, which no forked process has")
+    assert told(driver.hears(needed)) == [engine.WorkerLost("a")] and driver.hears(needed) == []
     driver = Driver().elastic()
     driver.asked()
-    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a")]
+    anew = m.CannotStay(driver.call, "its commit is not whole")
+    assert told(driver.hears(anew)) == [engine.WorkerLost("a")] and driver.hears(anew) == []
     assert driver.life.place == "queued" and driver.life.seen.results == 1
-    assert driver.hears(m.BeginsAnew(driver.call, "its counter differs")) == []
 
 
 # --- leaving
@@ -281,7 +276,7 @@ def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> 
 def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver = Driver().live()
     driver.trained(1)
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     assert kinds(driver.asked()) == ["CallLeader"]
     driver.checkpoint = m.Checkpoint(2)
     driver.done(2)
@@ -295,7 +290,7 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
 def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
     """Seen: a job ended with an EngineError, in one of 300 seeded schedules with such trials."""
     driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     driver.asked()
     driver.several = True
     driver.hears(m.Unloaded())
@@ -306,7 +301,7 @@ def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
     # Seen: it saved 80 checkpoints a second: those of a class without an iteration have no number.
     driver = Driver(can_save=True).live()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     assert kinds(driver.asked()) == ["NoteDeparture", "Unload"] and driver.states == ("moving", "steady", "stay")
     assert list(driver.life.calls) == [driver.call], "what Tune waits for is asked of the next worker"
 
@@ -314,7 +309,7 @@ def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
 def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     driver = Driver(can_save=True).live()
     driver.trained(1)
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     save = driver.asked()[0]
     assert isinstance(save, m.CallLeader) and save.call.method == "save"
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
@@ -341,10 +336,10 @@ def test_that_a_trial_cannot_commit_is_said_once() -> None:
 def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_once() -> None:
     # Seen: it was logged as paused, and added again while it waited.
     driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
+    driver.hears(suspend("a"))
     driver.asked()
     driver.placed(1)
-    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a")]
+    assert told(driver.hears(m.CannotStay(None, "its place died"))) == [engine.WorkerLost("a")]
     assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
 
 
@@ -370,13 +365,12 @@ def test_a_trial_that_needs_further_devices_begins_anew_as_a_gang() -> None:
     assert kinds(driver.loaded()) == ["TellRecovered", "CallLeader"], "it goes on with what Tune has asked for"
 
 
-@pytest.mark.parametrize("given_up", [True, False])
-def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool) -> None:
+@pytest.mark.parametrize("other", [True, False])
+def test_a_trial_whose_device_has_failed_goes_on_if_there_is_another(other: bool) -> None:
     driver = Driver().live()
     driver.asked()
-    out = driver.hears(m.DeviceBroken(driver.call, "Xid 79", given_up))
-    lost, failed = engine.WorkerLost("a"), engine.TrialEnded("a", "failed")
-    assert told(out) == [lost if given_up else failed]
+    event = m.CannotStay(driver.call, "Xid 79") if other else m.Raised(driver.call, ERROR, final=True)
+    assert told(driver.hears(event)) == [engine.WorkerLost("a") if other else engine.TrialEnded("a", "failed")]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +391,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
     for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
         step()
     if place == "moving":
-        driver.hears(m.LeaveWanted("for a test"))
+        driver.hears(suspend("a"))
         driver.asked()
     assert driver.life.place == place
     assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
@@ -413,7 +407,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
 def test_a_trial_grows_while_it_trains() -> None:
     driver = Driver().live()
     driver.asked()
-    out = driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    out = driver.hears(resize("a", (0, 1, 2)))
     assert out[1:] == [m.RequestJoiner(1, 1), m.RequestJoiner(2, 1)] and driver.states == ("live", "attaching", "stay")
     assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Attach(process("j2", 2))]
     assert driver.hears(m.Attached(process("j2", 2))) == [] and driver.life.crew.devices == (0, 2)
@@ -436,7 +430,7 @@ def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_
 def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
     driver = Driver()
     driver.placed(0)
-    assert driver.hears(m.ResizeWanted((0, 1), RESIZES)) == []
+    assert driver.hears(resize("a", (0, 1))) == []
     driver.found()
     assert kinds(driver.loaded()) == ["Write", "RequestJoiner", "TellStarted"]
 
@@ -444,7 +438,7 @@ def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
 def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None:
     driver = Driver()
     driver.placed(0, 1)
-    assert told(driver.hears(m.ResizeWanted((0,), RESIZES))) == [engine.Resized("a", (0,), 0.0)]
+    assert told(driver.hears(resize("a", (0,)))) == [engine.Resized("a", (0,), 0.0)]
     driver.found()
     assert kinds(driver.loaded()) == ["TellStarted"]
 
@@ -452,17 +446,17 @@ def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None
 def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     driver, attached = Driver().wide()
     driver.asked()
-    out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    out = driver.hears(resize("a", (0, 2)))
     assert kinds(out) == ["Write", "Discard", "Write", "Tell"] and out[1].worker is attached[1]  # type: ignore[attr-defined]
     assert told(out) == [engine.Resized("a", (0, 2), 0.0)] and driver.life.crew.width == 2
-    assert driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR)) == []
+    assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
 
 
 def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
     return [
-        (m.AttachRefused(joiner, "another trial's"), ["Unload"]),
-        (m.JoinerLate(joiner, 300.0), ["Discard", "Warn"]),
-        (m.JoinerDied(joiner, ERROR), ["Bury"]),
+        (m.NotAttached(joiner, "refused", "another trial's"), ["Unload"]),
+        (m.NotAttached(joiner, "late", "in 300 s"), ["Discard", "Warn"]),
+        (m.NotAttached(joiner, "died", "killed"), []),
     ]
 
 
@@ -470,7 +464,7 @@ def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
 @pytest.mark.parametrize("first", [True, False])
 def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(which: int, first: bool) -> None:
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
+    driver.hears(resize("a", (0, 1, 2)))
     joiners = driver.joins(1, 2)
     event, expected = not_attached(joiners[1])[which]
     out = [] if first else driver.hears(m.Attached(joiners[2]))
@@ -485,10 +479,10 @@ def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(wh
 def test_a_further_resize_calls_off_the_one_under_way() -> None:
     """As when the engine hears that a device of it is lost."""
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3)))
     joiners = driver.joins(1, 2)
     driver.hears(m.Attached(joiners[1]))
-    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    out = driver.hears(resize("a", (0,)))
     assert [each.worker for each in out if isinstance(each, m.Discard)] == [joiners[2], joiners[1]]
     assert told(out) == [engine.Resized("a", (0,), 0.0)] and driver.states == ("live", "steady", "stay")
     assert not driver.life.wants_joiner(3, 1)
@@ -499,8 +493,8 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver, attached = Driver().wide()
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
     assert driver.life.place == "live" and not driver.life.crew.growth_ended
-    driver.hears(m.ResizeWanted((0, 2, 1), RESIZES))
-    out = driver.hears(m.AttachRefused(driver.joins(1)[1], "it fails"))
+    driver.hears(resize("a", (0, 2, 1)))
+    out = driver.hears(m.NotAttached(driver.joins(1)[1], "refused", "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
 
@@ -508,27 +502,27 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
 def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
     driver, attached = Driver().wide()
     driver.asked()
-    out = driver.hears(m.FollowerEnded(attached[1], how, "why", ERROR if how == "died" else None))
-    assert kinds(out) == ["Bury" if how == "died" else "Unload", "Write", "Tell"]
+    out = driver.hears(m.FollowerEnded(attached[1], how, "why"))
+    assert kinds(out) == [*(["Unload"] if how != "died" else []), "Write", "Tell"]
     assert told(out) == [engine.WorkerLost("a", (0, 2))]
     assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
 def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
     driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3, 4)))
     new = driver.joins(3, 4)
     driver.hears(m.Attached(new[3]))
-    out = driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR))
-    assert kinds(out) == ["Bury", "Discard", "Write", "Tell"]
+    out = driver.hears(m.FollowerEnded(attached[1], "died"))
+    assert kinds(out) == ["Discard", "Write", "Tell"]
     assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
 
 
 def test_followers_are_unloaded_after_their_leader() -> None:
     driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    driver.hears(resize("a", (0, 1, 2, 3)))
     joiner = driver.joins(3)[3]
-    out = driver.hears(m.PlaceTaken())
+    out = driver.hears(release("a", (0,)))
     unloaded = [each.worker for each in out if isinstance(each, m.Unload)]
     assert unloaded == [process("w0", 0), *attached.values(), joiner]
     assert driver.hears(m.FollowerEnded(attached[1], "over")) == []
@@ -556,7 +550,7 @@ def test_what_others_have_shown_of_a_trial_is_logged_and_not_spread_again() -> N
 )
 def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts: Any, width: float | None) -> None:
     driver = Driver()
-    driver.hears(m.Placed((0,), 0.5, STARTS))
+    driver.hears(start("a", (0,), 0.5))
     driver.found()
     driver.loaded()
     assert told(driver.trained(1, **facts))[-1] == engine.Result("a", 1.0, width)
@@ -581,7 +575,7 @@ def test_growth_ends_where_nothing_can_be_divided() -> None:
     out = driver.trained(2, calls_modules=True, width=3, ungrowable="it mixes samples")
     assert kinds(out)[:3] == ["Write", "Warn", "Tell"] and told(out)[0] == engine.GrowthEnded("a")
     assert engine.GrowthEnded("a") not in told(driver.trained(3, calls_modules=True, ungrowable="it mixes samples"))
-    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    out = driver.hears(resize("a", (0,)))
     assert kinds(out) == ["Write", "Discard", "Discard", "Write", "Tell"]
 
 
@@ -594,7 +588,7 @@ def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_train
 
 def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
     driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    driver.hears(resize("a", (0, 1)))
     driver.joins(1)
     out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
     assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
@@ -605,7 +599,7 @@ def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
 def test_a_trial_out_of_its_new_workers_reach_leaves_if_it_commits(elastic: bool) -> None:
     driver = Driver(far=True)
     driver.elastic(one_node=True) if elastic else driver.live(one_node=True)
-    out = driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    out = driver.hears(resize("a", (0, 1)))
     if elastic:
         assert kinds(out) == ["Write"] and driver.states == ("live", "steady", "leave")
     else:
@@ -623,7 +617,7 @@ def test_an_error_tells_what_happened_before() -> None:
     assert str(error.value).splitlines() == [
         "trial a: it cannot become ended, while it is live, steady, stay. Its latest events, with the states after "
         "each:",
-        "  Placed(devices=(0,), share=1.0) -> placed, steady, stay",
+        "  Start(trial='a', devices=(0,), share=1.0) -> placed, steady, stay",
         "  WorkerFound(worker=w0) -> loading, steady, stay",
         "  Loaded(worker=w0) -> live, steady, stay",
         "  MethodCalled(call=train, plain=True) -> live, steady, stay",

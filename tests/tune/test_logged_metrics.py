@@ -19,7 +19,7 @@ from tests.tune.tried_manager import Tried
 
 @pytest.mark.parametrize("value", [np.float32(0.5), Fraction(1, 2), Decimal("0.5"), np.array(0.5)])
 def test_a_nested_metric_is_in_the_log_and_makes_a_trial_the_best(tried: Tried, value: Any) -> None:
-    tried.job._scheduler.metric = "eval/loss"
+    tried.job.scheduler.metric = "eval/loss"
     run = tried.placed(1.0)
     result = {"training_iteration": 1, "eval": {"loss": value}}
     tried.manager.schedule_actor_task(run.tracked, "train")

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.engine import messages as m
 from fluidtune.report.fold import Fold
-from fluidtune.trials import messages as life
+from tests.engine.helpers import suspend
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, wide
 
@@ -47,7 +47,7 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
 def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
     # Seen: `fluidtune top` said "paused" of such a trial, and hid it.
     run = tried.placed(1.0, Stepper)
-    tried.tell(run, life.LeaveWanted(""))
+    tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
     list(tried.manager._calls._handlers.values())[-1](None)
     tried.manager._advance()
@@ -57,14 +57,14 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
 
 def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
-    tried.tell(run, life.LeaveWanted("a device is idle"))
+    tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
-    assert run.life.losses.last == "moved to another device: a device is idle"
+    assert run.life.losses.last == (why := f"moved to another device: {suspend('a').why.words}")
     unloaded = list(tried.manager._calls._handlers.values())[-1]
     unloaded(None)
     tried.manager._advance()
     (moved,) = tried.logged("trial_ended")
-    assert (moved["ending"], moved["reason"]) == ("paused", "moved to another device: a device is idle")
+    assert (moved["ending"], moved["reason"]) == ("paused", why)
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
     assert "reason" not in tried.logged("trial_ended")[-1]

@@ -22,7 +22,7 @@ from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.tune import final_report, tuning_job
+from fluidtune.tune import final_report, tuning_job, worker_specs
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
@@ -170,9 +170,9 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(t
     assert not tried.job.on_several_nodes((0, 1))
     tried.devices.nodes[1] = "other"
     assert tried.job.on_several_nodes((0, 1)) and not tried.job.on_several_nodes((1,))
-    assert not tried.job.load_spec(run).one_node
+    assert not worker_specs.load_spec(tried.job, run).one_node
     del tried.devices.nodes[1]
-    assert not tried.job.load_spec(run).one_node
+    assert not worker_specs.load_spec(tried.job, run).one_node
 
 
 def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pyte
     """Newer Rays have no such mode. Seen: the script's own process was cleaned as a worker's."""
     request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(placement_group_factory=request)
-    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial, ExitStack()) is not None
+    assert TuningJob.for_controller(tried.job._controller, tried.job.scheduler, trial, ExitStack()) is not None
     monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
-    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial, ExitStack()) is None
+    assert TuningJob.for_controller(tried.job._controller, tried.job.scheduler, trial, ExitStack()) is None
 
 
 @pytest.mark.parametrize(
@@ -385,5 +385,5 @@ def test_what_the_driver_keeps_of_a_trial_that_has_ended_is_known(tried: Tried) 
         while tried.manager._callbacks:
             tried.manager.step(0.0)
     kept = holders(tried.manager, "t0")
-    assert kept == {"FluidActorManager._trials", "State.trials", "TuningJob._ended", "TuningJob._logged"}
+    assert kept == {"State.trials", "TrialRegistry.known", "TuningJob._ended", "TuningJob.started"}
     assert not holders(tried.manager, f"value {last}")

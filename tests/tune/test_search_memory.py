@@ -87,9 +87,9 @@ class Controller:
 
     def stop_trial(self, trial: Trial) -> None:
         if trial.status in (Trial.PENDING, Trial.PAUSED):
-            self.memory.remove(self, trial)
+            self.memory.end("remove", self, trial)
         elif trial.status == Trial.RUNNING:
-            self.memory.complete(self, trial, dict(trial.run_metadata.last_result))
+            self.memory.end("complete", self, trial, dict(trial.run_metadata.last_result))
         trial.status = Trial.TERMINATED
         self.decided.setdefault(trial.trial_id, {})[0] = f"stopped at {done(trial)}"
 

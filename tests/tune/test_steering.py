@@ -22,8 +22,7 @@ from ray.tune.search.optuna import OptunaSearch
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
-from fluidtune.steering.asking import ask
-from fluidtune.steering.steering_files import SteeringRefused, own_name
+from fluidtune.steering.steering_files import SteeringRefused, ask, own_name
 from tests.tune.running import events_of, fit, logged, outcome
 from tests.tune.trainables import Stepper, score
 

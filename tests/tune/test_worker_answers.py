@@ -28,7 +28,10 @@ FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
     [
         (FIRST, m.IterationDone(CALL, FIRST, 100)),
         (LAST, m.IterationDone(CALL, LAST, 0, final=True)),
-        (IterationReply({}, "elastic", 0.0, anew="its counter differs"), m.BeginsAnew(CALL, "its counter differs")),
+        (
+            IterationReply({}, "elastic", 0.0, anew="its counter differs"),
+            m.CannotStay(CALL, "it begins anew: its counter differs"),
+        ),
         (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
         (IterationReply({}, "plain", 0.0, lack=Lack("few", devices=3)), m.RoomLacking(CALL, "few", devices=3)),
         ("saved", m.Answered(CALL, "saved")),
@@ -42,9 +45,9 @@ def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
     ("value", "event"),
     [
         (None, m.Attached(WORKER)),
-        (DIED, m.JoinerDied(WORKER, DIED)),
-        ("another trial's", m.AttachRefused(WORKER, "another trial's")),
-        (RayTaskError("attach", "Traceback", ValueError("no")), m.AttachRefused(WORKER, "ValueError('no')")),
+        (DIED, m.NotAttached(WORKER, "died", str(DIED))),
+        ("another trial's", m.NotAttached(WORKER, "refused", "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), m.NotAttached(WORKER, "refused", "ValueError('no')")),
     ],
 )
 def test_what_a_worker_answers_that_is_to_follow(value: Any, event: m.Event) -> None:
@@ -69,4 +72,4 @@ def test_a_loaded_leader_says_what_is_known_of_its_trial() -> None:
 def test_how_a_follower_has_ended(value: Any, how: str, why: str) -> None:
     event = worker_answers.followed(WORKER, value)
     assert isinstance(event, m.FollowerEnded)
-    assert (event.how, event.why, event.error) == (how, why, DIED if how == "died" else None)
+    assert (event.how, event.why) == (how, why)

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import pytest
 
-from fluidtune.steering.acts import Answer
 from fluidtune.steering.json_values import LONGEST
 from fluidtune.view.page_server import HEADERS, page_app
 from fluidtune.view.run_list import RunList
@@ -148,7 +147,7 @@ def test_a_run_that_was_deleted_cannot_be_steered(tmp_path: Path) -> None:
 
 def test_an_act_of_the_page_comes_to_the_driver(tmp_path: Path) -> None:
     written(tmp_path / "run", by_hand())
-    with driver(tmp_path / "run", Answer(False, "as you wish")) as heard:
+    with driver(tmp_path / "run", "as you wish") as heard:
         headers = {"X-FluidTune-Token": "secret"}
         (answer,) = ask(tmp_path / "run", "POST", "/api/steer", token="secret", json=ACT, headers=headers)
     assert (answer.status_code, answer.json()) == (200, {"said": "as you wish"})

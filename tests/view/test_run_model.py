@@ -91,7 +91,7 @@ def test_why_a_trial_waits() -> None:
     assert waits(on) == ""
     assert waits(on, ev(2, "trial_suspended", trial="a", reason="b goes first")).endswith("later: b goes first")
     lost = ev(2, "worker_lost", worker="w", device=0, reason="killed", trial="a")
-    assert waits(on, lost) == "its worker died: killed"
+    assert waits(on, lost) == "its worker on device 0 died: killed"
     assert waits(on, begin(5, 1)) == "its driver ended, and another one goes on"
 
 
