@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import threading
@@ -15,6 +16,7 @@ import ray
 import torch
 from ray import tune
 from ray.tune import CheckpointConfig
+from ray.tune.experiment import Trial
 
 from fluidtune import FluidExecutor, Tuner
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
@@ -68,8 +70,8 @@ def test_a_process_serves_further_trials_only_where_the_script_says_so(tmp_path:
     assert {each["gpus"] for each in found} == {""}  # Seen: with Ray 2.60, a worker without a GPU saw all of them
     assert not events_of(tmp_path, "worker_replaced", "worker_lost")
     # Seen: the driver kept an answer of each trial's process, with what Ray holds for it.
-    kept = [value for trial in results._experiment_analysis.trials for value in vars(trial).values()]
-    assert not any(isinstance(value, ray.ObjectRef) for value in kept)
+    trials = [each for each in gc.get_objects() if isinstance(each, Trial)]
+    assert not any(isinstance(value, ray.ObjectRef) for trial in trials for value in vars(trial).values()) and trials
 
 
 def fails_at_first(config: dict[str, Any]) -> None:
