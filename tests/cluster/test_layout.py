@@ -160,11 +160,6 @@ class TestOnDemand:
         assert (plan.bundle, plan.share) == (bundle, share)
         assert lack(request_, [{"CPU": 2.0}]) and not lack(request_, [{"CPU": 2.0}, {**request_}])
 
-    def test_packing_is_as_much_as_the_nodes_that_are_there_hold(self) -> None:
-        nodes = [{"CPU": 4, "GPU": 1}, {"CPU": 4}]
-        plan = made(None, {"CPU": 2, "GPU": 1}, {"CPU": 8, "GPU": 1}, max_packing=4, on_demand=True, nodes=nodes)
-        assert (plan.most, plan.packing) == (None, 2)
-
     @pytest.mark.parametrize(
         "request_, nodes, packing, bundle, worker, threads",
         [
@@ -198,17 +193,3 @@ class TestOnDemand:
         assert made("cpu:8", {"CPU": 1}, {"CPU": 2}, concurrency=5, on_demand=True).packing == 3
         assert made("cpu:2", {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 3
         assert made(None, {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 1
-
-    @pytest.mark.parametrize(
-        "devices, request_, mentions",
-        [
-            (None, {"CPU": 1, "GPU": 1.5}, "1.5 GPUs"),
-            ("gpu:1", {"CPU": 1, "GPU": 2}, "2 GPUs"),
-            ("cpu:2", {"CPU": 3}, "3 CPUs"),
-        ],
-    )
-    def test_what_no_cluster_could_hold_is_refused(
-        self, devices: str, request_: dict[str, float], mentions: str
-    ) -> None:
-        with pytest.raises(FluidTuneError, match=mentions):
-            made(devices, request_, {"CPU": 64, "GPU": 8}, on_demand=True)

@@ -31,6 +31,7 @@ from tests.engine.invariants import check_engine
         (m.ResizeFailed("run", (0, 5)), "(0, 5)"),
         (m.DeviceGained(0), "device 0 was gained twice"),
         (m.DeviceLost(7), "device 7"),
+        (m.DeviceLeaving(7), "device 7"),
         (m.GroupAnnounced("g", synchronous=False), "'g'"),
         (m.GroupAnnounced("h", concurrency=0), "concurrency 0"),
         ("nonsense", "nonsense"),
@@ -72,16 +73,6 @@ def test_late_answers_are_ignored():
     assert bench(*late, m.TrialEnded("a", "stopped")) == []
     assert book(bench.engine, "a").done == 0
     assert bench.engine._state.epsilon == 0.2
-
-
-def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
-    bench = Bench(3)
-    bench(elastic("a"))
-    bench(m.Resized("a", (0, 1, 2), 0.1))
-    assert bench(m.WorkerLost("a", left=(0, 2))) == [release("a", (1,))]
-    assert bench.engine.trial("a").status == "running"
-    assert bench.engine.trial("a").devices == (0, 2)
-    assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
 
 
 def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, resume, start, suspend
 
@@ -76,14 +75,6 @@ def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     assert bench(m.Result("b", 1.0, 1)) == [resize("b", (1, 3))]
 
 
-def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
-    bench = Bench(3)
-    assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
-    assert bench(m.Resized("a", (0, 2), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 0.5, 2, width=2) == []
-    assert bench(m.Result("a", 0.5, 2)) == [resize("a", (0, 2, 1))]
-
-
 def test_a_failed_resize_is_tried_again_after_three_results():
     bench = alone(2)
     bench(m.Result("a", 1.0, 1))
@@ -126,20 +117,6 @@ def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_
     assert bench(m.TrialAdded("d", "rung2", "elastic", 100, growable=True)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
-    speed = bench.engine._state.groups["g"].speed
-    assert (speed.base_seconds(), speed.measured_ratio(2)) == pytest.approx((1.0, 2.0))
-
-
-def test_the_scaling_limit_follows_the_measured_beta():
-    """With beta 1.3 widths pay up to 4, since h(5) > h(4). So 4 of 8 devices are used."""
-    bench = alone(8, iterations=1000, max_workers=2)
-    bench.results("a", 1.0, 1)
-    bench(m.Resized("a", (0, 1), 0.1))
-    bench.results("a", 0.65, 4, width=2)
-    assert bench.engine.group_overheads("g")[1] == pytest.approx(1.3)
-    bench(m.TrialEnded("a", "stopped"))
-    bench.engine._state.max_workers = None
-    assert bench(elastic("b", 1000)) == [start("b", (0, 1, 2, 3), 1.0)]
 
 
 def wide_trial(iterations: float | None) -> Bench:
@@ -181,22 +158,6 @@ def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     assert book(bench.engine, "a").share == 1.0
 
 
-def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
-    bench = Bench(2, max_packing=2)
-    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 3.0, 3, width=0.5)
-    bench(m.TrialEnded("b", "stopped"), m.Result("d", 1.0, 1))
-    assert bench(m.Result("d", 1.0, 1)) == []  # no idle device yet
-    assert bench(m.TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
-    assert bench.engine.trial("a").status == "suspending"
-    assert bench(m.Result("c", 3.0, 0.5), *grows("c"), m.Result("c", 3.0, 0.5)) == []
-    assert bench(m.Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
-    moved = m.TrialEnded("a", "paused"), m.TrialAdded("a", "g", "checkpointing", 47)
-    assert bench(*moved) == [release("a", (0,)), resume("a", (1,), 1.0)]
-    assert bench.results("c", 1.0, 4) == []
-
-
 def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     bench = Bench(2, max_packing=2)
     bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
@@ -224,15 +185,6 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     # On one device each they take 17 s instead of 17.85 s, which is not worth 2.5 s; on two devices each, 9.35 s.
     out = bench(*[m.TrialEnded(name, "stopped") for name in "bcef"])
     assert [i.trial for i in out if isinstance(i, m.Suspend)] == ["a"]
-
-
-def test_one_waiting_trial_shrinks_one_wide_trial():
-    bench = Bench(4)
-    assert bench(elastic("a"), elastic("b")) == [start("a", (0, 1), 1.0), start("b", (2, 3), 1.0)]
-    bench(m.Resized("a", (0, 1), 0.1), m.Resized("b", (2, 3), 0.1))
-    assert bench(plain("c")) == [resize("a", (0,))]
-    assert bench(m.Result("b", 1.0, 2), m.Result("a", 1.0, 2)) == []
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
 
 
 def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
@@ -286,39 +238,9 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
 # --- devices that leave
 
 
-def test_a_trial_with_checkpoints_is_moved():
-    bench = Bench(2)
-    bench(m.TrialAdded("a", "g", "checkpointing", 100))
-    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
-    bench(m.TrialEnded("a", "paused"))
-    assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
-    assert holders(bench.engine) == {0: (), 1: ("a",)}
-
-
-def test_a_wide_trial_shrinks_when_its_first_worker_stays():
-    bench = Bench(3)
-    bench(elastic("a"))
-    bench.results("a", 10.0, 3)
-    bench(m.Resized("a", (0, 1), 0.1))
-    bench.results("a", 5.0, 3, width=2)
-    bench(m.Resized("a", (0, 1, 2), 0.1))
-    assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
-    bench(m.Resized("a", (0, 2), 0.1))
-    assert holders(bench.engine) == {0: ("a",), 1: (), 2: ("a",)}
-    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
-
-
 def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
     bench = Bench(2)
     bench(plain("a"))
     assert bench(m.DeviceLeaving(0)) == []
     assert bench(m.Result("a", 1.0, 1)) == []
     assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
-
-
-@pytest.mark.parametrize("device", [0, 7])
-def test_only_a_known_device_can_leave_and_only_once(device):
-    bench = Bench(1)
-    bench(m.DeviceLeaving(0))
-    with pytest.raises(EngineError, match=str(device)):
-        bench(m.DeviceLeaving(device))

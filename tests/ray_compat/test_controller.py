@@ -17,7 +17,6 @@ from ray.tune.utils import serialization
 from ray.util import debug
 
 from fluidtune.ray_compat import controller as compat
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRIAL_INFO
 from fluidtune.tune.manager import FluidActorManager
 from tests.ray_compat.inspecting import attributes_of
 
@@ -169,12 +168,6 @@ def test_tune_is_told_of_a_tracked_actor_unless_it_took_the_callback_back() -> N
     compat.tell_stopped(tracked)
     compat.tell_failed(tracked, ValueError("died"))
     assert len(told) == 3
-
-
-def test_a_result_that_says_a_function_is_done_has_its_key() -> None:
-    assert isinstance(RESULT_DUPLICATE, str) and isinstance(TRIAL_INFO, str)
-    source = inspect.getsource(tune_controller)
-    assert "RESULT_DUPLICATE" in source
 
 
 class Controller(compat.TuneController):

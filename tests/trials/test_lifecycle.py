@@ -170,17 +170,6 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
 
 
-def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
-    driver = Driver(checkpoint=m.Checkpoint(4)).live()
-    driver.asked()
-    for _ in range(2):
-        driver.hears(m.PlaceTaken())
-        driver.placed(0)
-        driver.found()
-        driver.loaded()
-    assert [call.method for call in driver.life.calls] == ["restore", "train"]
-
-
 @pytest.mark.parametrize(
     ("started", "there", "most"),
     [(True, True, MAX_DEATHS), (False, True, MAX_MISSES), (True, False, MAX_MISSES), (False, False, MAX_MISSES)],
@@ -242,13 +231,6 @@ def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) ->
         assert kinds(driver.asked("save")) == ["CallLeader"]
 
 
-def test_a_checkpoint_that_came_with_an_earlier_result_answers_no_save() -> None:
-    driver = Driver().live()
-    driver.trained(1, saved="first")
-    driver.trained(2)
-    assert kinds(driver.asked("save")) == ["CallLeader"]
-
-
 def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
     driver = Driver().live()
     driver.asked()
@@ -256,15 +238,6 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
     driver.call = m.Call("train", True)
     driver.hears(m.MethodCalled(driver.call, True))
     assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
-
-
-def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
-    driver = Driver()
-    driver.placed(0)
-    driver.found()
-    needed = m.PlainProcessNeeded(process("w0", 0), "it reads X")
-    assert told(driver.hears(needed)) == [engine.WorkerLost("a")]
-    assert driver.hears(needed) == []
 
 
 def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
@@ -433,22 +406,6 @@ def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_
     assert told(driver.hears(m.Attached(joiner))) == [engine.Resized("a", (0, 1), 0.0)]
 
 
-def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
-    driver = Driver()
-    driver.placed(0)
-    assert driver.hears(m.ResizeWanted((0, 1), RESIZES)) == []
-    driver.found()
-    assert kinds(driver.loaded()) == ["Write", "RequestJoiner", "TellStarted"]
-
-
-def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None:
-    driver = Driver()
-    driver.placed(0, 1)
-    assert told(driver.hears(m.ResizeWanted((0,), RESIZES))) == [engine.Resized("a", (0,), 0.0)]
-    driver.found()
-    assert kinds(driver.loaded()) == ["TellStarted"]
-
-
 def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     driver, attached = Driver().wide()
     driver.asked()
@@ -524,16 +481,6 @@ def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
     assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
 
 
-def test_followers_are_unloaded_after_their_leader() -> None:
-    driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
-    joiner = driver.joins(3)[3]
-    out = driver.hears(m.PlaceTaken())
-    unloaded = [each.worker for each in out if isinstance(each, m.Unload)]
-    assert unloaded == [process("w0", 0), *attached.values(), joiner]
-    assert driver.hears(m.FollowerEnded(attached[1], "over")) == []
-
-
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
     driver = Driver().live()
     assert "Spread" not in kinds(driver.trained(1))
@@ -562,11 +509,6 @@ def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts
     assert told(driver.trained(1, **facts))[-1] == engine.Result("a", 1.0, width)
 
 
-def test_an_iteration_that_began_before_the_growth_ran_on_one_device() -> None:
-    driver, _ = Driver().wide()
-    assert told(driver.trained(2, width=1, calls_modules=True)) == [engine.Result("a", 1.0, 1.0)]
-
-
 def test_what_was_checked_is_written_down() -> None:
     driver = Driver().live()
     out = driver.trained(1, calls_modules=True, checked=(("Net", "divided", ""), ("Head", "whole", "it mixes samples")))
@@ -590,15 +532,6 @@ def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_train
     driver.hears(m.Attached(driver.joins(1)[1]))
     assert engine.GrowthEnded("a") not in told(driver.trained(1, width=0)), "it was not there all the time"
     assert engine.GrowthEnded("a") in told(driver.trained(2, width=2))
-
-
-def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
-    driver = Driver().live()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
-    driver.joins(1)
-    out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
-    assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
-    assert told(out)[1:3] == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
 
 
 @pytest.mark.parametrize("elastic", [True, False])
@@ -629,8 +562,3 @@ def test_an_error_tells_what_happened_before() -> None:
         "  MethodCalled(call=train, plain=True) -> live, steady, stay",
         "  Left(ending='stopped', keep=False, waits=False)",
     ]
-
-
-def test_what_is_no_event_is_named() -> None:
-    with pytest.raises(LifeError, match="is not an event"):
-        handle(Driver().life, m.Event())

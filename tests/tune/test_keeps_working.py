@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -79,28 +78,6 @@ def test_callbacks_and_loggers_of_trials_that_pause_and_resume(tmp_path: Path) -
         assert told.count(("complete", None)) == 1
         starts += told.count(("start", None))
     assert starts > len(results), "no trial was paused and resumed, so this test has shown nothing"
-
-
-class Unhappy(Stepper):
-    """Its worker dies at the second iteration, and it cannot be set up again."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        if config["x"] == 1 and os.path.exists(config["marker"]):
-            raise RuntimeError("as ordered")
-        super().setup(config)
-
-    def step(self) -> dict[str, Any]:
-        if self.config["x"] == 1 and self.at == 1:
-            Path(self.config["marker"]).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step()
-
-
-def test_a_trial_that_raises_when_it_is_set_up_again_fails_alone(tmp_path: Path) -> None:
-    space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "died")}
-    good, bad = fit("fluid", Unhappy, space, tmp_path, run={"stop": {"training_iteration": 4}})
-    assert good.error is None and good.metrics["training_iteration"] == 4
-    assert "as ordered" in str(bad.error) and bad.metrics["training_iteration"] == 1
 
 
 class NotExported(Stepper):

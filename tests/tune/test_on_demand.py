@@ -35,12 +35,6 @@ def nesting(config: dict[str, Any]) -> None:
     tune.report({"score": float(sum(values)), "groups": len(placement_groups())})
 
 
-def mapping(config: dict[str, Any]) -> None:
-    """Maps with Ray Data, which needs a core beside the trial's."""
-    rows = ray.data.range(10).map_batches(lambda batch: {"id": batch["id"] * 2}).take_all()
-    tune.report({"score": float(sum(row["id"] for row in rows))})
-
-
 def picture() -> dict[str, float]:
     """How many placement groups there are, and how many cores are free. Ray may tell both late."""
     return {"groups": len(placement_groups()), "free": ray.available_resources().get("CPU", 0.0)}
@@ -175,14 +169,6 @@ def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(one_n
     # Where it takes long until the trial grows, the loss is 1e-5 and its last digits are roundings.
     alone = undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed")
     assert values == pytest.approx(alone, rel=1e-4, abs=1e-8)
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None:
-    # A Ray of its own: Ray Data leaves actors behind.
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    results = fit("fluid", mapping, {"x": tune.grid_search([0])}, tmp_path, executor=ON_DEMAND)
-    assert [result.metrics["score"] for result in results] == [90.0]
 
 
 @pytest.mark.usefixtures("no_ray")

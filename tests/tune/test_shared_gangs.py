@@ -86,21 +86,6 @@ def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_p
     assert all(len(event["devices"]) == 2 for event in started)
 
 
-def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why(tmp_path: Path) -> None:
-    # Seen: it waited for ever with a GPU on each of two nodes.
-    results = fit(
-        "fluid",
-        tune.with_resources(look, lambda config: {"gpu": config["x"]}),
-        {"x": tune.grid_search([1, 2])},
-        tmp_path,
-        executor=FluidExecutor(arbiter="auto"),
-    )
-    control.stop()
-    assert len(results) == 2 and [result.metrics["gpus"] for result in results if not result.error] == ["0"]
-    (error,) = results.errors
-    assert "asks for 2 devices, the first trial of the job for 1" in str(error)
-
-
 def dies_once(config: dict[str, Any]) -> None:
     """Four iterations with a checkpoint each; the process is killed in the third one, the first time."""
     for step in range(began_at(), 4):

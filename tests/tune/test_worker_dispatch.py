@@ -180,23 +180,6 @@ def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(des
     assert desk.pool.plain == "torch was imported" and not desk.pool.workers and not desk.log.lines
 
 
-def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:
-    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0, group="group of the first lease")
-    desk.dispatch.worker_died(old, DeviceRevoked(error_msg="its placement group is removed"))
-    assert desk.revoked == [(1, "group of the first lease")]
-
-
-def test_no_request_waits_for_a_worker_of_a_device_that_is_gone(desk: Desk) -> None:
-    for device, others in ((0, ()), (1, ()), (0, (1,)), (2, ())):
-        desk.request(device, others)  # type: ignore[arg-type]
-    desk.news = ({}, [1])
-    desk.dispatch.poll_devices(force=True)
-    assert desk.events == [m.DeviceLost(1)] and desk.log.lines == ["device_lost"]
-    desk.pool.serves = True
-    desk.dispatch.serve_requests()
-    assert desk.got == ["new-0", "new-2"]
-
-
 def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(desk: Desk) -> None:
     desk.pool.serves = True
     desk.request(0)
