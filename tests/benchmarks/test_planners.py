@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 
 from benchmarks.planners.best import plan
-from benchmarks.planners.modes import Modes, relaxed_bound
 from benchmarks.planners.validity import check
 from fluidtune.planning import TrialLoad, lower_bound
 from tests.planning.groups import Group, equal, groups
@@ -38,10 +37,3 @@ def test_a_plan_is_valid_and_not_below_the_bound(group: Group) -> None:
 )
 def test_best_finds_optima_that_are_known(loads: list[TrialLoad], n: int, c: int, d: int, optimum: float) -> None:
     assert plan(loads, n, c=c, d=d).makespan == pytest.approx(optimum, rel=2e-3)
-
-
-@settings(deadline=None)
-@given(groups())
-def test_relaxed_bound_is_no_lower_than_the_simple_one(group: Group) -> None:
-    loads, n, c, d = group
-    assert relaxed_bound(Modes(loads, n, c=c, d=d)) >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)

@@ -195,33 +195,6 @@ def test_committing_costs_at_most_its_share_of_the_time(tmp_path):
     assert not store.offer(lambda: commit(500))
 
 
-def test_a_slow_commit_does_not_delay_later_ones(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=0.02, clock=files.clock)
-    for turn in range(1, 13):
-        files.now += 1.0
-        files.cost = 5.0 if turn in (1, 5, 9) else 0.01
-        assert store.offer(lambda turn=turn: commit(turn)), turn
-        store.flush()
-
-
-def test_never_more_than_one_is_being_written(tmp_path):
-    files = Slow()
-    files.let = threading.Semaphore(0)
-    store = store_in(tmp_path, files=files, budget=1e9)
-    assert store.offer(lambda: commit(1))
-    assert not store.offer(lambda: pytest.fail("no snapshot is made in vain"))
-    files.let.release(2)
-    assert store.offer(lambda: commit(3), force=True)
-    assert store.flush()
-    assert newest(store) == 3
-
-
-def newest(store):
-    """The iteration of the newest whole commit, proved or not."""
-    return max(mark.iteration for _, mark, _ in store._whole())
-
-
 def test_a_write_that_fails_leaves_those_before_it(tmp_path):
     files = Slow()
     store = store_in(tmp_path, files=files, budget=1e9)
@@ -334,18 +307,6 @@ def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
     assert resumed(2) == ([2, 3, 4], 15, True)
     assert resumed(3) == ([3, 4], 15, False)
     assert resumed(0, commit_at=5) == ([], 15, True)
-
-
-def test_a_class_trainable_begins_with_what_is_newer_than_the_commit():
-    model = torch.nn.Linear(2, 1)
-    before = model.weight.clone()
-    kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=b"")
-    session = lone_session(resume=kept)
-    session.prepare(model)
-    session.prefer_checkpoint()
-    assert session.boundary(9) == 0 and session.iteration == 9
-    assert torch.equal(model.weight, before)
-    session.close()
 
 
 def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_it(tmp_path):

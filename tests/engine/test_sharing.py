@@ -142,21 +142,6 @@ def test_a_repeated_or_shortened_budget_is_no_promotion():
     assert b.engine.trial("a").rung == 0
 
 
-def test_under_fifo_no_device_is_shared():
-    b = bench(policy="FIFO")
-    b(*[plain(f"t{k}") for k in range(4)])
-    b(needs("t0", 0.1))
-    assert b.engine.tenants(0) == ("t0",)
-
-
-def test_a_search_for_c_obeys_the_memory_too():
-    b = Bench(1, lanes="FAIR", max_packing=None)
-    b(elastic("a", 100), elastic("b", 100))
-    for _ in range(8):
-        b(m.Result("a", 1.0, 1, 0.6))
-    assert b.engine.tenants(0) == ("a",)
-
-
 def test_impossible_memory_figures_are_refused():
     b = bench()
     b(plain("a"))

@@ -285,24 +285,6 @@ def test_packed_trials_count_as_if_alone():
     assert value.finish([gpu(0)]) == pytest.approx(14.0)
 
 
-def test_the_work_of_many_trials_is_added_up_without_a_view_of_each():
-    # Seen: with 10,000 trials each look at the work left, twice a second, took 0.3 s.
-    class Viewed(Engine):
-        def trial(self, name):
-            views.append(name)
-            return super().trial(name)
-
-    engine, views = Viewed(), []
-    added = [m.TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added, now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("t0", 2.0, 1.0), now=1.0)
-    progress = progress_of(engine)
-    progress.update({}, 1.0)
-    assert progress.useful == 50 and not views
-    assert valuation(progress, 1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
-
-
 def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
     def work(number):
         return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True, 1)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from hypothesis import strategies as st
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report.recorded import read_job
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid
-from fluidtune.twin.shell import WorkerStarts
 from tests.engine.invariants import check_engine
 from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
@@ -175,38 +171,3 @@ def test_a_trial_of_more_devices_than_a_common_node_has_is_planned():
     two = RecordedTrial("a", (stage,)), RecordedTrial("b", (stage,))
     job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain", growable=False)
     assert forecast(job, 16).makespan > forecast(job, 32).makespan
-
-
-def test_no_worker_of_a_wide_start_is_lost():
-    """They are asked for when its first worker is there. Those that come too late for it serve other trials."""
-    rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
-    trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
-    job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
-    twin = Twin(replace(job, reuses=True), 8)
-    begun = []
-    start = twin._starts.start_worker
-    twin._starts.start_worker = lambda then: (begun.append(twin.now), start(then))[1]
-    assert twin.run() >= 5 + 3
-    alone = DEFAULT.iteration((1,), 1)
-    assert begun == [0.0] * 4 + [pytest.approx(5 + alone)] * (len(begun) - 4) and len(begun) > 4
-    assert sum(twin._idle.values()) == len(begun)
-
-
-@pytest.mark.parametrize(
-    ("at_once", "there"),
-    [
-        (math.inf, [3.0, 3.0, 3.0, 3.0, 3.0]),
-        (2.0, [3.0, 3.0, 6.0, 6.0, 9.0]),
-        (1.5, [4.0, 4.0, 8.0, 8.0, 12.0]),
-        (1.0, [3.0, 6.0, 9.0, 12.0, 15.0]),
-    ],
-)
-def test_workers_start_in_the_order_asked_for_and_not_too_many_at_a_time(at_once, there):
-    heap, order, now, came = [], count(), 0.0, []
-    starts = WorkerStarts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
-    for k in range(5):
-        starts.start_worker(lambda k=k: came.append((k, now)))
-    while heap:
-        now, _, what = heapq.heappop(heap)
-        what()
-    assert came == [(k, pytest.approx(at)) for k, at in enumerate(there)]
