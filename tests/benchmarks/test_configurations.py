@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.configurations import NeedyModel, plan_needs
-from benchmarks.placement.model_groups import pair_up
 from benchmarks.placement.needs import Need
 from symphony_serve.errors import ServeError
-
-
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=7))
-def test_no_pairing_suits_better(leans):
-    pairs = pair_up(leans)
-    assert sorted(at for pair in pairs for at in pair) == list(range(len(leans)))
-    padded = [*leans, 0.0] if len(leans) % 2 else leans
-
-    def least(left):
-        if not left:
-            return 0.0
-        first, *rest = left
-        return min(abs(padded[first] + padded[at]) + least([other for other in rest if other != at]) for at in rest)
-
-    assert sum(abs(sum(leans[at] for at in pair)) for pair in pairs) == pytest.approx(least(list(range(len(padded)))))
 
 
 @st.composite

@@ -25,13 +25,6 @@ def test_given_placements_of_table_2(requests):
     assert placement.reported(_simulator(5.0, requests), placement.AT_5) == pytest.approx(0.979, abs=0.001)
 
 
-@pytest.mark.parametrize("share, apart", [(0.5, 0.700), (0.2, 4.253)])
-def test_figure_2_by_hand(share, apart):
-    """AlpaServe, figure 2a: 3 requests/s of 0.4 s each."""
-    assert replicated(3.0, 0.4, share) == pytest.approx(apart, abs=5e-4)
-    assert mean_latency(3.0, 0.4, 0.2) == pytest.approx(0.550, abs=5e-4)
-
-
 ROWS = [(0.1, 1.0128, 1.3993), (0.5, 1.0692, 1.3333), (1.0, 1.1315, 1.2361), (1.8, 1.0493, 1.0499)]
 
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.common import ROOT
 from benchmarks.lanes import gains, run
 from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
-from benchmarks.shared_device.twin import TwinJob, simulate
-from salus_share import Need, policy
+from benchmarks.shared_device.twin import TwinJob
+from salus_share import Need
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
 net_25_1min,60,2000,600
@@ -70,18 +70,3 @@ SMALL = Need(1, 10, 1.0)
 
 def job(name: str, seconds: float, arrival: float = 0.0, need: Need = SMALL, iteration: float = 1.0) -> TwinJob:
     return TwinJob(name, arrival, need, round(seconds / iteration), iteration)
-
-
-@pytest.mark.parametrize("ephemeral", [10, 60], ids=["own lanes", "one lane"])
-def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
-    need = Need(1, ephemeral, 1.0)
-    jobs = [job(name, 60, arrival, need, 0.1) for name, arrival in (("a", 0), ("b", 15), ("c", 30))]
-    records = simulate(jobs, 100, policy("FAIR"), keep_iterations=True)
-
-    def share(name: str, start: float, end: float) -> float:
-        return sum(0.1 for at, _ in records[name].iterations if start < at <= end) / (end - start)
-
-    for (start, end), names in (((0, 15), "a"), ((15, 30), "ab"), ((30, 120), "abc")):
-        shares = [share(name, start, end) for name in names]
-        assert sum(shares) == pytest.approx(1, rel=0.05)
-        assert shares == pytest.approx([1 / len(names)] * len(names), rel=0.05)

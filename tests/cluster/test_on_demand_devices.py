@@ -172,18 +172,6 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_devices_for_the_whole_run_are_kept_idle_and_asked_for_anew_when_they_are_lost(cluster: Cluster) -> None:
-    cluster.free = ["n", "m"]
-    job = Job(replace(PLAN, most=2), 2)
-    job.wait(2)
-    assert job.poll() == ({0: "n", 1: "m"}, [])
-    cluster.now += 10 * SPARE_S
-    assert job.poll() == ({}, [])
-    cluster.groups[1].removed, cluster.free = True, ["o"]
-    job.source.revoked(1, cluster.groups[1])
-    assert job.poll() == ({1: "o"}, [1]) and job.poll() == ({}, []) and len(cluster.held()) == 2
-
-
 def test_the_group_of_a_device_that_is_given_back_stays_until_its_worker_has_ended(cluster: Cluster) -> None:
     cluster.free = ["n", "m"]
     job = Job()

@@ -235,20 +235,6 @@ def test_the_second_of_a_pair_waits_for_no_write_and_comes_after_the_first(tmp_p
     assert store.flush() and loaded(tmp_path) == (2, (1, 2))
 
 
-def test_the_first_of_a_pair_is_made_when_both_are_worth_it(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=0.02, clock=files.clock)
-    files.cost = 1.0
-    made = []
-    for turn in range(1, 401):
-        files.now += 1.0
-        if store.offer(lambda turn=turn: commit(turn), times=2):
-            store.flush()
-            made.append(turn)
-    assert made[:2] == [1, 2] and len(made) > 3
-    assert all(b - a >= 99 for a, b in pairwise(made[1:]))
-
-
 def test_a_snapshot_shares_nothing_with_what_goes_on_before_and_after_it_is_loaded():
     model, optimizer, _ = kept_loops.parts()
     progress = elastic.state(history=[1])

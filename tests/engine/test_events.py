@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, all_views, book, elastic, holders, plain, release, resize, resume, start
+from tests.engine.helpers import Bench, all_views, book, elastic, holders, plain, release, resize, start
 from tests.engine.invariants import check_engine
 
 
@@ -62,47 +62,12 @@ def test_what_follows_from_events_before_a_refused_one_is_not_lost():
     assert bench() == [release("a", (0,)), start("b", (0,), 1.0)]
 
 
-def test_late_answers_are_ignored():
-    bench = Bench(2)
-    assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
-    assert bench(m.WorkerLost("a")) == [release("a", (0, 1)), resume("a", (0, 1), 1.0)]
-    assert bench(m.ResizeFailed("a", (0,))) == [release("a", (1,))]
-    assert bench(m.Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
-    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,))]
-    late = [m.Result("a", 1.0, 1), m.Resized("a", (0,), 0.1), m.ResizeFailed("a", (0,)), m.WorkerLost("a")]
-    assert bench(*late, m.TrialEnded("a", "stopped")) == []
-    assert book(bench.engine, "a").done == 0
-    assert bench.engine._state.epsilon == 0.2
-
-
-def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():
-    bench = wide(3)
-    assert bench(m.DeviceLost(1)) == [resize("a", (0, 2))]
-    assert bench.engine.trial("a").devices == (0, 2) and bench.engine.trial("a").status == "running"
-    assert bench(m.WorkerLost("a", left=(0, 2))) == [], "the shell has noticed by itself"
-    assert bench(m.Resized("a", (0, 2), 0.0)) == []
-    assert bench(m.DeviceLost(0)) == [release("a", (2,)), resume("a", (2,), 1.0)]
-
-
 def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwhile_is_called_back():
     bench = Bench(4)
     assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
     out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2)))
     assert out == [release("a", (2, 3)), resize("a", (0,))]
     assert bench(m.Resized("a", (0,), 0.0)) == []
-
-
-def test_a_trial_that_loses_a_device_and_ends_is_told_nothing():
-    bench = wide(2)
-    assert bench(m.DeviceLost(1), m.TrialEnded("a", "stopped")) == [release("a", (0,))]
-
-
-def wide(width: int) -> Bench:
-    """Trial a is on all devices."""
-    bench = Bench(width)
-    bench(elastic("a"))
-    bench(m.Resized("a", tuple(range(width)), 0.1), m.Result("a", 1.0, width))
-    return bench
 
 
 def test_views_show_what_is_known():

@@ -3,7 +3,7 @@
 import pytest
 
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, resume, start, suspend
+from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, start
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
@@ -46,19 +46,6 @@ def test_an_iteration_during_which_the_width_changed_measures_nothing():
     assert bench(m.Result("a", 1.0, None)) == [], "its speed on one device is not known yet"
     assert book(bench.engine, "a").done == 1 and not book(bench.engine, "a").speed.measured
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-
-
-def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
-    bench = alone(4)
-    bench(m.Result("a", 1.0, 1))
-    assert bench(m.GrowthEnded("a")) == []  # it is being resized
-    assert bench(m.Resized("a", (0, 1), 0.1)) == [resize("a", (0,))]
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 1.0, 5) == []
-    bench(m.WorkerLost("a"))
-    assert bench.results("a", 1.0, 5) == []
-    bench(m.TrialEnded("a", "paused"))
-    assert bench(elastic("a", 50)) == [resume("a", (0,), 1.0)]
 
 
 def test_a_new_budget_is_a_reason_to_grow():
@@ -158,19 +145,6 @@ def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     assert book(bench.engine, "a").share == 1.0
 
 
-def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
-    bench = Bench(2, max_packing=2)
-    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 3.0, 3, width=0.5)
-    bench(m.TrialEnded("b", "stopped"), *grows("c"))
-    bench.results("d", 1.0, 2)
-    bench(m.TrialEnded("d", "stopped"))
-    assert bench.engine.trial("a").status == "suspending"
-    assert bench(m.TrialEnded("a", "paused")) == [release("a", (0,))]
-    assert bench.results("c", 1.0, 3) == [resize("c", (0, 1))]
-
-
 def test_a_packed_trial_is_moved_where_it_may_then_grow():
     bench = Bench(3, max_packing=2)
     bench(elastic("scales", 60))
@@ -236,11 +210,3 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
 
 
 # --- devices that leave
-
-
-def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
-    bench = Bench(2)
-    bench(plain("a"))
-    assert bench(m.DeviceLeaving(0)) == []
-    assert bench(m.Result("a", 1.0, 1)) == []
-    assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]

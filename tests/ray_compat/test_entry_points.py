@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import pytest
 from ray import tune
 from ray.tune import TuneConfig
 
@@ -32,3 +33,13 @@ def test_a_script_finds_ours_wherever_it_imports_them_from_and_rays_afterwards()
     finally:
         replace(RAY_RUN, RAY_TUNER)
     assert found() == {RAY_RUN, RAY_TUNER}
+
+
+def test_a_tuner_over_ray_client_has_no_configuration_here_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fluidtune.tune.api import Tuner
+
+    tuner = Tuner.__new__(Tuner)
+    vars(tuner).update(_is_ray_client=True, _remote_tuner=None)
+    assert tune_config(tuner) is None
+    monkeypatch.setattr(RAY_TUNER, "fit", lambda self: "the results")
+    assert tuner.fit() == "the results"

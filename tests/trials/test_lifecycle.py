@@ -141,22 +141,6 @@ def kinds(instructions: list[m.Instruction]) -> list[str]:
 # --- a leader
 
 
-def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.LeaderDied(driver.call, ERROR, "killed", True, True))
-    assert kinds(out) == ["DropCalls", "NoteDeparture", "PollDevices", "Tell"]
-    assert told(out) == [engine.WorkerLost("a")]
-    assert driver.states == ("queued", "steady", "stay")
-    driver.placed(1)
-    driver.found("w1")
-    again = driver.loaded()
-    assert again == [
-        m.TellRecovered(process("w1", 1), "its worker died: killed"),
-        m.CallLeader(process("w1", 1), driver.call),
-    ]
-
-
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
@@ -195,15 +179,6 @@ def test_an_iteration_forgives_losses() -> None:
         driver.asked()
         driver.hears(m.LeaderDied(driver.call, ERROR, "killed", True, True))
     assert driver.life.place == "queued"
-
-
-def test_a_result_that_comes_twice_counts_once() -> None:
-    driver = Driver().live()
-    driver.asked()
-    reply = m.IterationDone(driver.call, Shown(1), 1)
-    assert kinds(driver.hears(reply)) == ["Tell", "WriteIteration", "TellTune"]
-    assert driver.hears(reply) == []
-    assert driver.life.seen.results == 1
 
 
 def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
@@ -394,16 +369,6 @@ def test_a_trial_grows_while_it_trains() -> None:
     out = driver.hears(m.Attached(process("j1", 1)))
     assert kinds(out) == ["Write", "Tell"] and told(out) == [engine.Resized("a", (0, 2, 1), 0.0)]
     assert driver.states == ("live", "steady", "stay") and driver.life.crew.width == 3
-
-
-def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_is_loaded() -> None:
-    driver = Driver()
-    assert driver.placed(0, 1) == [m.RequestLeader(0, (), 1)]
-    driver.found()
-    out = driver.loaded()
-    assert kinds(out) == ["Write", "RequestJoiner", "TellStarted"]
-    joiner = driver.joins(1)[1]
-    assert told(driver.hears(m.Attached(joiner))) == [engine.Resized("a", (0, 1), 0.0)]
 
 
 def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:

@@ -133,6 +133,7 @@ def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Pa
         config={"x": tune.grid_search([0, 1]), "folder": str(tmp_path)},
         scheduler=StopsOthers(),
         stop={"training_iteration": 300},
+        resources_per_trial={"cpu": 1},
         export_formats=["model"],
         raise_on_failed_trial=False,
         storage_path=str(tmp_path / "runs"),
@@ -274,26 +275,6 @@ def test_a_fluid_scheduler_in_a_stock_tuner(tmp_path: Path) -> None:
 def with_large(config: dict[str, Any], table: list[int]) -> None:
     for iteration in range(1, 5):
         tune.report({"score": score(config["x"], iteration), "sum": sum(table)})
-
-
-def test_the_legacy_form(tmp_path: Path) -> None:
-    def trainable(config: dict[str, Any]) -> None:
-        # A function of its own: tune.with_resources leaves its mark on the one it is given.
-        without_checkpoints(config)
-
-    analysis = fluidtune.run(
-        trainable,
-        config={"x": tune.grid_search([0, 1, 2])},
-        stop={"training_iteration": 2},
-        resources_per_trial={"cpu": 1},
-        storage_path=str(tmp_path),
-        metric="score",
-        mode="max",
-        verbose=0,
-        executor=CPUS,
-    )
-    assert [t.last_result["training_iteration"] for t in analysis.trials] == [2, 2, 2]
-    assert analysis.best_config["x"] == max(range(3), key=lambda x: score(x, 2))
 
 
 class Counting(tune.search.Searcher):

@@ -136,16 +136,11 @@ def test_a_job_that_the_arbiter_does_not_want_ends(leased):
         leased.devices.poll()
 
 
-def test_only_single_cores_are_leased():
-    plan = layout(DeviceSpec("cpu"), {"CPU": 2.0}, CLUSTER, max_packing=1, leased=True)
-    with pytest.raises(FluidTuneError, match="single ones"):
-        leased_devices.LeasedDevices(plan, None, None, FakeTenant)
-
-
-def test_gangs_of_three_gpus_are_refused():
-    plan = layout(DeviceSpec("gpu"), {"GPU": 3.0}, CLUSTER, max_packing=1, leased=True)
-    with pytest.raises(FluidTuneError, match="3 GPUs at once: gangs have 1, 2, 4"):
-        leased_devices.LeasedDevices(plan, None, None, FakeTenant)
+def test_only_single_cores_and_gangs_of_a_power_of_two_are_leased():
+    for kind, asked, said in (("cpu", {"CPU": 2.0}, "single ones"), ("gpu", {"GPU": 3.0}, "3 GPUs at once")):
+        plan = layout(DeviceSpec(kind), asked, CLUSTER, max_packing=1, leased=True)
+        with pytest.raises(FluidTuneError, match=said):
+            leased_devices.LeasedDevices(plan, None, None, FakeTenant)
 
 
 @pytest.mark.parametrize("leased", [2.0], indirect=True)

@@ -51,12 +51,6 @@ def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: An
     assert now == then | values
 
 
-def test_a_name_with_a_slash_is_found_beside_a_parameter_within_another() -> None:
-    config = {"net": {"w": 1}, "net/depth": 7}
-    assert with_values(config, {"net/depth": 8, "net/w": 2}) == {"net": {"w": 2}, "net/depth": 8}
-    assert with_values({"net": {"w": 1}, "net/w": 7}, {"net/w": 8}) == {"net": {"w": 1}, "net/w": 8}
-
-
 def trial_with(kind: Any, state: State) -> Trial:
     trial = Trial("t", stub=True)
     act = Act(kind, kind, trial.trial_id, "ann", "page")
