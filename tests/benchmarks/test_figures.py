@@ -9,9 +9,6 @@ import pytest
 
 from benchmarks.demo import stock_iterations
 from benchmarks.resize import resizes
-from benchmarks.stock_events import events_from_tune_results
-from fluidtune.report.events import EventLogError
-from fluidtune.report.occupancy import held_part, occupancy_of
 
 
 def _event(t, event, **fields):
@@ -49,24 +46,3 @@ def test_iterations_of_a_stock_trial_that_follow_each_other_do_not_overlap(tmp_p
     assert sum(one["end"] - one["start"] for one in found) == pytest.approx(5 * 1.4)
     assert all(two["start"] >= one["end"] for one, two in pairwise(found))
     assert found[-1]["end"] == pytest.approx(30, abs=1)
-
-
-def test_records_of_a_stock_run():
-    records = [
-        {"trial": "b", "start": 2, "end": 6, "device": 1},
-        {"trial": "a", "start": 0, "end": 4, "device": 0},
-        {"trial": "c", "start": 4, "end": 8, "device": 0},
-        {"trial": "none", "start": 3, "end": 3, "device": 1},
-    ]
-    use = occupancy_of(events_from_tune_results(records, devices=3))
-    assert [(i.trial, i.device, i.start, i.end) for i in use.intervals] == [
-        ("a", 0, 0, 4),
-        ("b", 1, 2, 6),
-        ("c", 0, 4, 8),
-    ]
-    assert held_part(use) == pytest.approx(12 / 24)
-    with pytest.raises(EventLogError, match="no record of a trial's time"):
-        events_from_tune_results([{"trial": "a", "start": 3}])
-    with pytest.raises(EventLogError, match="end >= start"):
-        events_from_tune_results([{"trial": "a", "start": 3, "end": 2}])
-    assert occupancy_of(events_from_tune_results([], devices=2)).intervals == []

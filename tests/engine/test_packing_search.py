@@ -114,14 +114,6 @@ def test_a_trial_that_ran_out_of_memory_beside_others_has_a_device_of_its_own_ne
     assert resume(ran_out, (0,), 1.0) in started and devices.most() == 1
 
 
-def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():
-    bench = Bench(1, max_packing=None)
-    bench(elastic("a", 40))
-    bench(m.Result("a", 1.0, 1, 0.97))
-    assert bench(elastic("b", 40)) == []
-    assert bench(m.TrialEnded("a", "stopped"))[1:] == [start("b", (0,), 1.0)]
-
-
 def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
     devices = Device({1: 1.0, 2: 10.0}, devices=1, trials=1)
     devices.said += devices.bench(plain("p", 40))

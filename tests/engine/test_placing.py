@@ -54,13 +54,6 @@ def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs
     ]
 
 
-@pytest.mark.parametrize("packing", [1, None])
-def test_a_generous_concurrency_does_not_pack_by_itself(packing):
-    bench = Bench(2, max_packing=packing)
-    bench(m.GroupAnnounced("many", False, concurrency=16))
-    assert bench(*[plain(name, group="many") for name in "abcd"]) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
-
-
 def test_concurrency_does_not_exceed_a_given_packing_limit():
     bench = Bench(1, max_packing=2)
     bench(m.GroupAnnounced("many", False, concurrency=4))

@@ -173,21 +173,6 @@ def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     assert bench(m.TrialEnded("b", "stopped")) == [release("b", (1,)), resize("a", (0, 1))]
 
 
-def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_known():
-    bench = alone(4, 400)
-    bench(m.Result("a", 1.0, 1))
-    bench(m.Resized("a", (0, 1), 0.05))
-    bench.results("a", 0.55, 3, 2)
-    assert book(bench.engine, "a").resizing_to == (0, 1, 2, 3)
-    bench(m.Resized("a", (0, 1, 2, 3), 0.05))
-    assert bench.results("a", 0.3, 8, 4) == []
-    for _ in range(60):
-        view = bench.engine.trial("a")
-        for told in bench(m.Result("a", {1: 10.0, 2: 5.5, 3: 3.9, 4: 3.0}[len(view.devices)], len(view.devices))):
-            bench(m.Resized("a", told.devices, 0.05))
-    assert len(bench.engine.trial("a").devices) == 4
-
-
 def test_with_an_unknown_budget_growing_is_considered_again_as_the_trial_goes_on():
     bench = alone(2, None)
     assert bench.results("a", 0.1, 3) == [], "as many again are 0.3 s, of which a resize takes 0.2"

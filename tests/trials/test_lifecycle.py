@@ -436,16 +436,6 @@ def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
     assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
-def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
-    driver, attached = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
-    new = driver.joins(3, 4)
-    driver.hears(m.Attached(new[3]))
-    out = driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR))
-    assert kinds(out) == ["Bury", "Discard", "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
-
-
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
     driver = Driver().live()
     assert "Spread" not in kinds(driver.trained(1))

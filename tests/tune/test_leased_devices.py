@@ -107,16 +107,6 @@ def test_the_same_gpu_under_another_token_is_the_same_device(leased):
     assert leased.devices.poll() == ({}, [])
 
 
-def test_devices_of_no_use_except_one_are_given_back_after_a_while(leased):
-    leased.tenant.notices = [Gained(gpu(i), i + 1) for i in range(3)]
-    leased.devices.poll()
-    leased.progress.useful = 0
-    assert leased.devices.poll() == ({}, [])
-    leased.clock.now += leased_devices.SPARE_S
-    assert leased.devices.poll() == ({}, [2, 1])
-    assert leased.tenant.left == [("m-2", 3), ("m-1", 2)]
-
-
 def test_a_new_lease_of_a_gpu_whose_old_group_was_removed_is_kept(leased):
     leased.tenant.notices = [Gained(gpu(0), 1)]
     leased.devices.poll()

@@ -24,7 +24,7 @@ from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
-from tests.tune.tried_manager import Tried, growing, leader_of
+from tests.tune.tried_manager import Tried, leader_of
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
@@ -104,14 +104,6 @@ def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None
     tried.answered(run, "saved")
     tried.manager.clear_actor_task_futures(run.tracked)
     assert not tried.manager._callbacks and told == []
-
-
-def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tried: Tried) -> None:
-    run, joiner = growing(tried)
-    tried.attached(run, joiner, "for a test")
-    tried.manager._advance()
-    other = tried.placed(1.0, name="b", loaded=False)
-    assert other.life.growable and tried.logged("trial_added")[-1]["growable"] is True
 
 
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(tried: Tried) -> None:

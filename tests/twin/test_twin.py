@@ -147,17 +147,6 @@ def test_the_share_that_a_script_asked_for_is_read_off_a_log():
         if event["event"] == "trial_added":
             event["share"] = 0.5
     assert {stage.share for recorded in read_job(events).trials for stage in recorded.stages} == {0.5}
-    stage = Stage("all", 4, 4.0, 0.5)
-    job = RecordedJob(
-        tuple(RecordedTrial(f"t{k}", (stage,)) for k in range(2)),
-        DEFAULT,
-        {"all": True},
-        kind="plain",
-        growable=False,
-        max_packing=1,
-    )
-    together = DEFAULT.iteration((1,), 2)
-    assert Twin(job, 1).run() == pytest.approx(4 * together)
     two = RecordedTrial("wide", (Stage("all", 4, 4.0, 2.0),))
     job = RecordedJob((two,), DEFAULT, {"all": True}, kind="elastic", max_packing=1)
     twin = Twin(job, 2)
