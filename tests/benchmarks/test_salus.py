@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from statistics import mean
 
 import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.lanes import gains, run
-from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
+from benchmarks.salus_trace import generated, trace
 from benchmarks.shared_device.twin import TwinJob
 from salus_share import Need
 
@@ -26,21 +25,6 @@ def test_the_policies_on_a_hundred_jobs():
     found = gains(run(trace(generated(1), 1, coarse_s=10.0)))
     assert found["mean_jct"] >= 3
     assert found["makespan"] >= 1
-
-
-def test_traces_are_seeded_and_have_the_published_work(tmp_path):
-    assert trace(generated(1), 1) == trace(generated(1), 1) != trace(generated(1), 2)
-    jobs = trace(generated(3), 3)
-    assert sum(job.alone for job in jobs) / 60 == pytest.approx(303.4, rel=0.02)
-    assert all(job.need.persistent + job.need.ephemeral <= CAPACITY for job in jobs)
-    path = tmp_path / "jobs.csv"
-    path.write_text(CSV)
-    assert {kind.name: round(kind.seconds, 3) for kind in recorded(path)} == {"net_25": 0.1, "big": 1.1}
-    assert sorted(round(job.alone) for job in as_recorded(path, 1)) == [60, 66, 300]
-    assert mean(job.arrival for job in as_recorded(path, 1)) > 0
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="expected job"):
-        recorded(path)
 
 
 def test_without_a_gpu_the_script_says_so():

@@ -1,6 +1,6 @@
-"""Training loops: five that keep something of their own from epoch to epoch, and those that have prepared all of it.
+"""Training loops: three that keep something of their own from epoch to epoch, and those that have prepared all of it.
 
-Each takes ``report`` and returns what it has in the end. In the name of each of the five stands what it keeps.
+Each takes ``report`` and returns what it has in the end. In the name of each of the three stands what it keeps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parts(rate: float = 0.05, **more: Any) -> tuple[nn.Module, torch.optim.Optim
     )
 
 
-# -- the five --
+# -- the three --
 
 
 def own_counter(report: Report) -> Any:
@@ -61,20 +61,6 @@ def own_counter(report: Report) -> Any:
             loss = step(model, optimizer, x, y, weight * sum(p.square().sum() for p in model.parameters()))
         report(loss=loss)
     return model.state_dict()
-
-
-def average_by_hand(report: Report) -> Any:
-    model, optimizer, loader = elastic.prepare(*parts())
-    average = copy.deepcopy(model)
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            step(model, optimizer, x, y)
-            with torch.no_grad():
-                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
-                    mean.lerp_(now, 0.1)
-        with torch.no_grad():
-            report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
-    return average.state_dict()
 
 
 def optimizer_made_anew(report: Report) -> Any:
@@ -105,31 +91,11 @@ def patience(report: Report) -> Any:
     return model.state_dict()
 
 
-def loss_history(report: Report) -> Any:
-    """Dynamic weight average (Liu, Johns & Davison): the weights of two tasks follow their last losses."""
-    model, optimizer, loader = elastic.prepare(*parts())
-    history: list[list[float]] = []
-    for _ in elastic.epochs(0, EPOCHS):
-        rates = [a / b for a, b in zip(history[-1], history[-2], strict=True)] if len(history) > 1 else [1.0, 1.0]
-        sums = [0.0, 0.0]
-        for x, y in loader:
-            optimizer.zero_grad()
-            losses = [nn.functional.mse_loss(model(x), y), nn.functional.l1_loss(model(x), y)]
-            sum(rate * loss for rate, loss in zip(rates, losses, strict=True)).backward()  # type: ignore[union-attr]
-            optimizer.step()
-            sums = [total + loss.item() for total, loss in zip(sums, losses, strict=True)]
-        history.append(sums)
-        report(loss=sums[0])
-    return model.state_dict()
-
-
-#: Each of the five, with what the line names.
+#: Each of the three, with what the line names.
 INCOMPLETE = [
     (own_counter, "steps"),
-    (average_by_hand, "average"),
     (optimizer_made_anew, "the optimizer"),
     (patience, "best"),
-    (loss_history, "history"),
 ]
 
 

@@ -83,13 +83,6 @@ def test_a_pair_is_of_two_boundaries_of_one_process_that_follow_each_other(secon
     assert loaded(tmp_path) is None
 
 
-def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
-    for first in (5, 7, 3):  # also one that went back to an earlier iteration
-        for iteration in (first, first + 1):
-            keep(store_in(tmp_path), iteration, life=f"life {first}")
-        assert loaded(tmp_path) == (first + 1, (first, first + 1))
-
-
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
@@ -193,19 +186,6 @@ def test_committing_costs_at_most_its_share_of_the_time(tmp_path):
     assert sum(b - a >= 49 for a, b in pairwise(made)) == len(made) - 2
     assert len(made) * files.cost <= 0.02 * files.now + 2 * files.cost
     assert not store.offer(lambda: commit(500))
-
-
-def test_a_write_that_fails_leaves_those_before_it(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=1e9)
-    keep(store, 1), keep(store, 2)
-    files.fail = True
-    assert store.offer(lambda: commit(3)) and not store.flush()
-    assert "no space left" in store.trouble
-    assert loaded(tmp_path) == (2, (1, 2))
-    files.fail = False
-    keep(store, 4)
-    assert store.trouble is None and loaded(tmp_path) == (4, (1, 2))
 
 
 def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
@@ -317,15 +297,6 @@ def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_
         session.ended()
 
 
-def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is():
-    model = torch.nn.Linear(2, 1)
-    kept = Commit("t", "", loop=0, epoch=4, iteration=4, state=b"")
-    with in_session(resume=kept) as session:
-        session.prefer_checkpoint()
-        elastic.prepare(model)
-        assert list(elastic.epochs(2, 5)) == [2, 3, 4]
-
-
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
     notes = iter(["first", "second", "third"])
     session = lone_session(
@@ -345,18 +316,6 @@ def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
 def test_a_commit_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="'f', not 'g'"):
         lone_session(resume=commit(1), fingerprint="g")
-
-
-def test_a_trial_that_leaves_twice_is_over(tmp_path):
-    session = lone_session(commits=store_in(tmp_path))
-    turns = session.epochs(0, 9)
-    next(turns)
-    session.leave()
-    with pytest.raises(elastic.Left, match="after iteration 1"):
-        next(turns)
-    with pytest.raises(elastic.Left, match="after iteration 1"):
-        list(session.epochs(0, 9))
-    session.close()
 
 
 def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, all_views, book, elastic, holders, plain, release, resize, start
+from tests.engine.helpers import Bench, all_views, elastic, holders, plain, release, resize, start
 from tests.engine.invariants import check_engine
 
 
@@ -68,30 +68,6 @@ def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwh
     out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2)))
     assert out == [release("a", (2, 3)), resize("a", (0,))]
     assert bench(m.Resized("a", (0,), 0.0)) == []
-
-
-def test_views_show_what_is_known():
-    bench = Bench(2)
-    bench(plain("a", 10), plain("b", None), plain("c", 3))
-    assert bench.engine.trial("c").height == 3.0  # nothing measured: 1 s an iteration
-    bench.results("a", 7.0, 1)
-    assert bench.engine.trial("a").seconds == {1: 7.0}
-    bench.results("a", 2.0, 3)
-    view, known = bench.engine.trial("a"), book(bench.engine, "a")
-    assert (view.status, view.devices, known.share, view.width) == ("running", (0,), 1.0, 1)
-    assert (known.iterations, known.done, view.height, known.since) == (6, 4, 12.0, 2.0)
-    assert view.seconds == {1: 2.0}  # the warm-up is forgotten
-    assert bench.engine.trial("c").height == 6.0  # the group's median
-    assert bench.engine.trial("b").height == 2.0
-    assert bench.engine.trial("c").status == "running"
-    assert bench.engine.waiting == ("b",)
-    assert holders(bench.engine) == {0: ("a",), 1: ("c",)}
-    assert bench.engine.idle_devices == ()
-    # Not measured itself: the group's median.
-    assert {work.trial: work.base for work in bench.engine.works_left()}["b"] == 2.0
-    assert bench.engine.group_overheads("g") == (1.0, 1.0)
-    with pytest.raises(EngineError, match="'nobody'"):
-        bench.engine.trial("nobody")
 
 
 def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promised():

@@ -130,20 +130,6 @@ def test_a_trial_whose_neighbour_is_gone_is_measured_alone(gone: list[dict]):
     assert profile.packed == {2: 2.0}
 
 
-def test_a_trial_whose_resize_failed_is_measured_where_it_goes_on():
-    events = [begin(0, 2), started(0, "a", 0, 1), *(result(t, "a", 1.0) for t in (1, 2, 3))]
-    events += [ev(3, "resize_failed", trial="a", devices=[0], reason="one died")]
-    events += [result(3 + 2 * t, "a", 2.0) for t in (1, 2, 3)]
-    assert measure(events).profile.seconds == {"1": 2.0, "2": 1.0}
-
-
-def test_the_number_of_iterations_that_count_can_be_limited():
-    events = [started(0, "a", 0), *(result(float(t), "a", 1.0) for t in (1, 2, 3)), result(13, "a", 10.0)]
-    events += [result(23, "a", 10.0), result(33, "a", 10.0)]
-    assert measure(events).profile.seconds == {"1": 10.0}
-    assert measure(events, most=2).profile.seconds == {"1": 1.0}
-
-
 def test_trials_of_different_cost_share_one_profile():
     events = []
     for trial, cost in (("a", 1.0), ("b", 3.0), ("c", 1.0)):
