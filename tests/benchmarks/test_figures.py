@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
-
 import pytest
 
-from benchmarks.demo import stock_iterations
 from benchmarks.resize import resizes
 
 
@@ -35,14 +31,3 @@ def test_resizes_last_from_the_decision_to_the_first_result_after():
     ]
     found = resizes(events)
     assert found == {"grow": [3.0, 0.5], "shrink": [0.25], "divided": [pytest.approx(0.55)], "stall": [0.01]}
-
-
-def test_iterations_of_a_stock_trial_that_follow_each_other_do_not_overlap(tmp_path):
-    """Tune rounds times to whole seconds: iterations of 1.4 s end at 10, 11, 12, 14. Then the trial waits."""
-    (tmp_path / "a").mkdir()
-    rows = [{"timestamp": end, "time_this_iter_s": 1.4} for end in (10, 11, 12, 14, 30)]
-    (tmp_path / "a" / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = stock_iterations(tmp_path)
-    assert sum(one["end"] - one["start"] for one in found) == pytest.approx(5 * 1.4)
-    assert all(two["start"] >= one["end"] for one, two in pairwise(found))
-    assert found[-1]["end"] == pytest.approx(30, abs=1)

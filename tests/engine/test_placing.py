@@ -136,6 +136,15 @@ def test_wide_starts_leave_one_device_for_each_of_their_group():
     ]
 
 
+def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
+    bench = Bench(4, per_node=2)
+    bench(plain("x"), plain("y"), plain("z"))
+    bench(m.TrialEnded("y", "stopped"), m.GroupAnnounced("one", False, 1), plain("w", group="one"))
+    bench(m.TrialEnded("w", "stopped"))
+    assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
+    assert bench(m.TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
+
+
 def test_the_trial_with_the_longest_path_goes_first() -> None:
     engine = Engine()
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("last"), m.GroupAnnounced("early", tail=8.5), now=0.0)

@@ -26,7 +26,9 @@ from tests.salus.processes import (
     die_with_the_lock,
     exclude,
     hold,
+    home,
     iterate,
+    iterate_unhurried,
 )
 
 
@@ -120,6 +122,29 @@ def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:
                 pass
         finally:
             os.kill(loader, signal.SIGKILL)
+
+
+def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> None:
+    with (
+        home() as directory,
+        Child(iterate_unhurried, directory, "short", "SRTF", 0.002, 0.001, 100.0) as short,
+        Child(iterate, directory, "long", "SRTF", 0.002, 0.0, 1e6) as long,
+    ):
+        for child in (long, short):
+            assert child.told() == "ready"
+            child.tell("go")
+
+        def service() -> tuple[float, float]:
+            found = {seat.name: seat.service for seat in SeatTable(directory).seats()}
+            return found["short"], found["long"]
+
+        # From the end of its first iteration on the lane is the short one's, in its iterations and between them,
+        # unless the machine keeps it away for longer than the lane waits.
+        until(lambda: service()[0] > 0)
+        before = service()
+        until(lambda: service()[0] > before[0] + 0.2)
+        after = service()
+        assert after[1] - before[1] < (after[0] - before[0]) / 2, "the long one has had the time in between"
 
 
 def test_a_seat_ends_with_its_trial_and_the_table_with_the_last(directory) -> None:

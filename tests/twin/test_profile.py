@@ -7,10 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
 from fluidtune.report.measured import measure
 from tests.report import makers
@@ -28,13 +26,6 @@ def test_placement_and_neighbours_are_read_off():
     assert profile.iteration((1, 2)) == profile.iteration((2, 1))
     assert profile.iteration((8,)) == 0.4, "wider than recorded is as fast as the widest"
     assert profile.iteration((1,), 3) == pytest.approx(1.5 * 3 / 2), "what is not recorded is time shared out"
-
-
-@given(seconds=times, factor=st.floats(0.01, 100.0), width=st.integers(1, 8), trials=st.integers(1, 6))
-def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, width: int, trials: int):
-    profile = scaled(Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}), seconds)
-    other = scaled(profile, seconds * factor)
-    assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
 
 
 def test_memory_limits_the_trials_of_a_device():
