@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluidtune.cluster.devices import on_demand_devices
-from fluidtune.cluster.devices.holding import SPARE_S
+from fluidtune.cluster.devices.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.engine import DeviceDemand
@@ -279,6 +279,24 @@ def test_nothing_grows_while_others_wait_for_what_it_would_take(
     cluster.state = ClusterState([({"CPU": 4.0}, {"CPU": 2.0})], [request_])
     job.poll()
     assert len(cluster.held()) == held
+
+
+def test_a_trial_that_does_not_shrink_for_others_loses_the_device_after_a_while(cluster: Cluster) -> None:
+    cluster.free = ["n"] * 2
+    job = Job()
+    job.wait(2)
+    job.poll()
+    job.used |= {0, 1}
+    job.waiting, job.demand = 0, DeviceDemand({}, grown=(1,))
+    cluster.state = ClusterState([({"CPU": 2.0}, {})], [{"CPU": 1.0}])
+    job.poll()
+    cluster.now += YIELD_AFTER_S
+    job.poll()
+    assert job.source.leaving() == [1]
+    cluster.now += LEAVE_S - 0.1
+    assert job.poll() == ({}, [])
+    cluster.now += 0.1
+    assert job.poll() == ({}, [1])
 
 
 def test_a_job_whose_ray_cannot_be_asked_does_not_grow(cluster: Cluster) -> None:

@@ -6,14 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
+from fluidtune.trials import messages as life
+from fluidtune.tune import worker_answers
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 from tests.tune.tried_manager import Pool
+
+JOINER, DIED = PooledWorker("w1", 1, None, 0.0), RayActorError()
 
 
 class WaitingPool(Pool):
@@ -149,3 +153,16 @@ def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_re
     # The followers of a killed leader say first that their group broke. Seen: `worker_lost` was not logged.
     unloaded(desk, RayActorError(error_msg="killed"))
     assert desk.log.lines == ["worker_lost old killed"] and desk.got == ["unloaded"] and not desk.pool.workers
+
+
+@pytest.mark.parametrize(
+    ("value", "event"),
+    [
+        (None, life.Attached(JOINER)),
+        (DIED, life.JoinerDied(JOINER, DIED)),
+        ("another trial's", life.AttachRefused(JOINER, "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), life.AttachRefused(JOINER, "ValueError('no')")),
+    ],
+)
+def test_what_a_worker_answers_that_is_to_follow(value: Any, event: life.Event) -> None:
+    assert worker_answers.attached(JOINER, value) == event

@@ -55,6 +55,8 @@ def test_seconds_that_are_not_training_are_counted():
     # Processes start one at a time, and each trial has one: the second device begins its trials 2 s after the first.
     assert Twin(job, 2).run() == pytest.approx(1 + 2.0 + 2 * (2.0 + 0.7 + 2.01))
     assert Twin(replace(job, reuses=True), 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.01 + 2.01)
+    two_slowly = replace(job, costs=replace(costs, at_once=1.5))
+    assert Twin(two_slowly, 2).run() == pytest.approx(1 + 2 * (2.0 * 2 / 1.5 + 0.7 + 2.01))
 
 
 @pytest.mark.parametrize("waits", [False, True])
