@@ -60,31 +60,12 @@ def test_the_arbiter_in_motion():
     assert moving["changes"] >= 30 and not moving["trouble"]
 
 
-@pytest.mark.ray
-def test_resize():
-    figures = _run("benchmarks.resize")
-    assert figures["sides"].keys() == {"fluid", "stock"}
-    assert figures["ratios"] == {"stock": min(figures["by_kind"]["stock"].values())}
-    assert figures["ratio"] == min(figures["ratios"].values())
-    for side in figures["sides"].values():
-        assert side["grow"] > 0
-        assert side["shrink"] > 0
-
-
 @pytest.mark.slow
 def test_divided():
     figures = _run("benchmarks.divided", keys=BASE | {"models", "ratio"})
     for model in figures["models"].values():
         assert min(model[side] for side in ("alone", "divided", "ddp", "data_parallel")) > 0
         assert model["speed"] == model["ddp"] / model["divided"]
-
-
-@pytest.mark.ray
-def test_twin():
-    keys = BASE | {"algorithms", "worst_error", "mean_error", "measured_on"}
-    figures = _run("benchmarks.twin", "--devices", "emulated:4", "--algorithm", "grid", keys=keys, kind="emulated")
-    (found,) = figures["algorithms"].values()
-    assert found["predicted"] > 0 and found["ratio"] == found["predicted"] / found["measured"]
 
 
 def test_lanes(tmp_path):

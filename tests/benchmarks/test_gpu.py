@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu.__main__ import Claim, Outcome, Part, Report
+from benchmarks.gpu.__main__ import Claim
 
 SIDES = {
     "fluid": {"errors": [], "best": 0.95, "fit_seconds": 10.0, "most_at_a_time": 3, "samples": 5},
@@ -41,50 +41,6 @@ def test_what_the_sides_of_the_search_show() -> None:
     assert not found["no trial of the searches fails"] and not found["all sides find the same best trial"]
     assert found["the search is at least 1.5 times as fast (beside stock)"] is None, "a rehearsal measures nothing"
     assert gpu.judge_searches({}, rehearsal=False) == []
-
-
-def python(code: str, name: str = "one", limit: float = 60.0) -> Part:
-    """A part that is a line of Python, and whose figures are the JSON that it prints last."""
-    claims = [Claim("it ends", True, "")]
-    return Part(name, [sys.executable, "-c", code], limit, lambda outcome: claims, gpu.last_object)
-
-
-def report_in(out: Path) -> Report:
-    (out / "logs").mkdir()
-    return Report(out, True, [])
-
-
-def test_what_a_part_has_found_is_on_disk_before_the_next_one_begins(tmp_path: Path) -> None:
-    look = f"print(__import__('json').dumps(open({str(tmp_path / 'README.md')!r}).read()))"
-    report = report_in(tmp_path)
-    gpu.go_through([python("print(7)"), python(look, "two")], report, budget=100.0)
-    page_then = report.figures["two"]
-    assert "| one | it ends | yes | |" in " ".join(page_then.split()) and "To come: two." in page_then
-    report.write()
-    assert "To come" not in (tmp_path / "README.md").read_text()
-    assert json.loads((tmp_path / "gpu.json").read_text())["one"] == 7
-
-
-def test_a_part_that_prints_no_figures_stops_no_other(tmp_path: Path) -> None:
-    def broken(outcome: Outcome) -> list[Claim]:
-        raise KeyError("worker")
-
-    report = report_in(tmp_path)
-    gpu.go_through([Part("odd", [sys.executable, "-c", ""], 60.0, broken), python("print(1)")], report, budget=100.0)
-    assert [(name, claims[0].held) for name, _, claims in report.rows] == [("odd", False), ("one", True)]
-
-
-def test_what_a_part_said_before_its_time_was_over_is_kept(tmp_path: Path) -> None:
-    log, kept = tmp_path / "runs" / "search" / "fluid_events.jsonl", tmp_path / "logs" / "stuck"
-    log.parent.mkdir(parents=True)
-    log.write_text("{}\n")
-    said = tmp_path / "said"
-    code = f"print('a test'); open({str(said)!r}, 'w').close(); __import__('time').sleep(600)"
-    seen: list[Outcome] = []
-    stuck = Part("stuck", [sys.executable, "-c", code], 1.0, lambda outcome: seen.append(outcome) or [])
-    gpu.go_through([stuck], report_in(tmp_path), budget=100.0)
-    assert seen[0].status is None and (not said.exists() or seen[0].output == "a test\n")
-    assert (kept / "fluid_events.jsonl").exists() and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

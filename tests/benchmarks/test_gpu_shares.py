@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,21 +66,3 @@ def test_a_number_of_gpus_has_capacity_for_the_same_part_of_each_rate(case, gpus
     assert 0 < plan.part <= plan.bound + 1e-6 <= 1 + 2e-6
     assert (plan.part >= 1 - 1e-6) == (len(all_of_it.gpus) <= gpus)
     assert len(planned(models, sharing, part=plan.part * (1 - 1e-6)).gpus) <= gpus
-
-
-def test_a_gpu_of_seven_gpcs_by_hand():
-    """3 GPCs take 4 slices of memory, so two of them leave no room for the seventh GPC."""
-    assert len(planned([model("a", 2, {3: 1})]).gpus) == 1
-    assert len(planned([model("a", 2, {3: 1}), model("b", 1, {1: 1})]).gpus) == 2
-    assert len(planned([model("a", 1, {3: 1}), model("b", 1, {4: 1})]).gpus) == 1
-    assert len(planned([model("a", 7, {1: 1})]).gpus) == 1
-    assert len(planned([model("a", 4, {2: 1})]).gpus) == 2
-
-
-def test_a_share_must_have_the_memory_and_the_time():
-    large = model("a", 1, {1: 1, 2: 1})._replace(bytes=15.0)
-    assert {one.segment.size for gpu in planned([large], memory=80.0).gpus for one in gpu} == {2}
-    with pytest.raises(ServeError, match=r"model a has an SLO of 1 s, but .* the fastest takes 0.1 s"):
-        planned([large], memory=40.0)
-    with pytest.raises(ServeError, match=r"model a has an SLO of 0.19 s"):
-        planned([model("a", 1, {7: 9}, slo=0.19)])

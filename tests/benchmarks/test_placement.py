@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks.placement import __main__ as placement
 from benchmarks.placement import baselines
-from benchmarks.placement.queueing import mean_latency, most_slowdown, replicated
 from benchmarks.placement.recorded import recorded_model
 from symphony_serve.placement.served_models import Group, Shape
 from symphony_serve.placement.simulator import Simulator
@@ -23,26 +22,6 @@ def _simulator(scale, requests):
 def test_given_placements_of_table_2(requests):
     assert len(requests) == 8129
     assert placement.reported(_simulator(5.0, requests), placement.AT_5) == pytest.approx(0.979, abs=0.001)
-
-
-@pytest.mark.parametrize("share, apart", [(0.5, 0.700), (0.2, 4.253)])
-def test_figure_2_by_hand(share, apart):
-    """AlpaServe, figure 2a: 3 requests/s of 0.4 s each."""
-    assert replicated(3.0, 0.4, share) == pytest.approx(apart, abs=5e-4)
-    assert mean_latency(3.0, 0.4, 0.2) == pytest.approx(0.550, abs=5e-4)
-
-
-ROWS = [(0.1, 1.0128, 1.3993), (0.5, 1.0692, 1.3333), (1.0, 1.1315, 1.2361), (1.8, 1.0493, 1.0499)]
-
-
-@pytest.mark.parametrize("load, every, largest", ROWS)
-def test_the_overhead_that_pays(load, every, largest):
-    found = most_slowdown(load)
-    assert found == (pytest.approx(every, abs=1e-4), pytest.approx(largest, abs=1e-4))
-    # Where it pays no more, both sides wait for as long: latency 1, two models at equal shares.
-    every, largest = found
-    assert mean_latency(load, every, every / 2) == pytest.approx(replicated(load, 1.0), abs=1e-9)
-    assert mean_latency(load, 1.0, largest / 2) == pytest.approx(replicated(load, 1.0), abs=1e-9)
 
 
 @pytest.mark.slow

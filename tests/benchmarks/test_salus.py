@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from statistics import mean
 
 import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.lanes import gains, run
-from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
-from benchmarks.shared_device.twin import TwinJob, simulate
-from salus_share import Need, policy
+from benchmarks.salus_trace import generated, trace
+from benchmarks.shared_device.twin import TwinJob
+from salus_share import Need
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
 net_25_1min,60,2000,600
@@ -26,21 +25,6 @@ def test_the_policies_on_a_hundred_jobs():
     found = gains(run(trace(generated(1), 1, coarse_s=10.0)))
     assert found["mean_jct"] >= 3
     assert found["makespan"] >= 1
-
-
-def test_traces_are_seeded_and_have_the_published_work(tmp_path):
-    assert trace(generated(1), 1) == trace(generated(1), 1) != trace(generated(1), 2)
-    jobs = trace(generated(3), 3)
-    assert sum(job.alone for job in jobs) / 60 == pytest.approx(303.4, rel=0.02)
-    assert all(job.need.persistent + job.need.ephemeral <= CAPACITY for job in jobs)
-    path = tmp_path / "jobs.csv"
-    path.write_text(CSV)
-    assert {kind.name: round(kind.seconds, 3) for kind in recorded(path)} == {"net_25": 0.1, "big": 1.1}
-    assert sorted(round(job.alone) for job in as_recorded(path, 1)) == [60, 66, 300]
-    assert mean(job.arrival for job in as_recorded(path, 1)) > 0
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="expected job"):
-        recorded(path)
 
 
 def test_without_a_gpu_the_script_says_so():
@@ -70,18 +54,3 @@ SMALL = Need(1, 10, 1.0)
 
 def job(name: str, seconds: float, arrival: float = 0.0, need: Need = SMALL, iteration: float = 1.0) -> TwinJob:
     return TwinJob(name, arrival, need, round(seconds / iteration), iteration)
-
-
-@pytest.mark.parametrize("ephemeral", [10, 60], ids=["own lanes", "one lane"])
-def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
-    need = Need(1, ephemeral, 1.0)
-    jobs = [job(name, 60, arrival, need, 0.1) for name, arrival in (("a", 0), ("b", 15), ("c", 30))]
-    records = simulate(jobs, 100, policy("FAIR"), keep_iterations=True)
-
-    def share(name: str, start: float, end: float) -> float:
-        return sum(0.1 for at, _ in records[name].iterations if start < at <= end) / (end - start)
-
-    for (start, end), names in (((0, 15), "a"), ((15, 30), "ab"), ((30, 120), "abc")):
-        shares = [share(name, start, end) for name in names]
-        assert sum(shares) == pytest.approx(1, rel=0.05)
-        assert shares == pytest.approx([1 / len(names)] * len(names), rel=0.05)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import threading
-from typing import ClassVar
 
 import pytest
-from ray.tune import Trainable
 
-from fluidtune.cluster.hosting import leader_host
-from fluidtune.cluster.hosting.messages import LoadSpec
-from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing import beside
 from fluidtune.cluster.sharing.beside import Turn
-from fluidtune.group_facts import GroupFacts
 from salus_share.gate import Gate
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import READY
@@ -86,41 +79,3 @@ def test_an_error_of_the_iteration_is_its_own(lane):
     with pytest.raises(beside.SalusError, match="of the trial's own"), turn.taken():
         raise beside.SalusError("of the trial's own")
     turn.leave()
-
-
-class Told(Trainable):
-    """Reports whether its iteration is within a turn."""
-
-    turns: ClassVar[list[str]] = []
-
-    def step(self):
-        return {"within": self.turns.count("begin") - self.turns.count("end")}
-
-
-@pytest.mark.parametrize("beside", [True, False])
-def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path, beside):
-    class Recorded:
-        def __init__(self, trial, served):
-            assert (trial, served) == ("t", False)
-
-        def leave(self):
-            Told.turns.append("left")
-
-        @contextlib.contextmanager
-        def taken(self):
-            Told.turns.append("begin")
-            yield 0.0
-            Told.turns.append("end")
-
-    Told.turns.clear()
-    monkeypatch.setattr(leader_host, "Turn", Recorded)
-    monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    worker = Worker("w", {})
-    assert isinstance(worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)), GroupFacts)
-    within = [worker.train().result["within"] for _ in range(3)]
-    during = list(Told.turns)
-    assert not worker.unload()
-    # Of the first one nobody knows how long it takes: it imports libraries and reads data.
-    assert within == [0, int(beside), int(beside)]
-    assert during == ["begin", "end"] * (2 if beside else 0)
-    assert set(Told.turns[len(during) :]) == ({"left"} if beside else set())

@@ -91,16 +91,6 @@ def test_a_fingerprint_is_the_same_in_each_process(tmp_path: Path) -> None:
         assert fingerprint({**config, name: other}) not in found
 
 
-@pytest.mark.parametrize("own", ["today", 12.5, None])
-def test_a_commit_keeps_results_whose_timestamp_is_the_trials_own(own):
-    reports = ReportedResults(0, "mark")
-    reports.trainable = SimpleNamespace(
-        iteration=1, _time_total=0.0, training_iteration=1, _timesteps_total=None, _episodes_total=None
-    )
-    reports.keep_result({"loss": 0.1, "timestamp": own})
-    assert reports.note().results == [(1, {"loss": 0.1, "timestamp": own})]
-
-
 def test_a_commit_leaves_the_trials_parameters_out_and_tune_gets_them_with_a_missed_result():
     trainable = SimpleNamespace(iteration=1, _time_total=0.0, _timesteps_total=None, _episodes_total=None)
     trainable.config = {"act": lambda x: x}

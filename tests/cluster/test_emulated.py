@@ -80,22 +80,6 @@ def test_an_iteration_lasts_what_the_neighbours_leave(changes: list, lasts: floa
     assert host.now == pytest.approx(lasts, abs=0.06)
 
 
-def test_a_pause_of_a_resize_is_no_progress(emulation: Emulation):
-    class Paused(Place):
-        def placement(self) -> tuple[tuple[int, ...], int]:
-            if not self.changes:
-                return (2,), 1
-            if self.now < 0.5 - 1e-9:
-                return (1,), 1
-            self.changes.clear()
-            self.now += 3.0
-            return (2,), 1
-
-    host = Paused((0.0, 1))
-    keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
-    assert host.now == pytest.approx(0.5 + 3.0 + 0.5 * 0.6, abs=0.06)
-
-
 def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
     host = Place((0.0, 3))
     with pytest.raises(MemoryError, match=r"3 trials of 0\.4"):

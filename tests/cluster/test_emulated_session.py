@@ -125,9 +125,3 @@ def test_the_trial_stops_once_when_a_follower_has_come(group: Group, monkeypatch
     group.leader.placement()
     group.leader.placement()
     assert slept == [PAUSE_S]
-
-
-def test_a_trial_of_one_device_has_no_followers(tmp_path: Path) -> None:
-    leader = EmulatedSession(0, emulation_in(tmp_path, _1=1.0))
-    assert leader.facts().address is None and not leader.facts().calls_modules
-    leader.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,15 +136,6 @@ def test_whatever_happens(script: list, room: int, most: int | None, most_asked:
     assert world.holding.units == []
 
 
-@pytest.mark.parametrize("trials, room, most, there, asked", [(3, 8, None, 3, 0), (8, 3, None, 3, 5), (8, 8, 4, 4, 0)])
-def test_as_many_devices_as_trials_and_what_there_is_no_room_for_waits(
-    trials: int, room: int, most: int | None, there: int, asked: int
-) -> None:
-    world = World(room, most)
-    world.decide(waiting(trials))
-    assert (world.there, world.asked) == (there, asked)
-
-
 def test_idle_devices_of_another_size_make_room_for_a_gang() -> None:
     world = World(2, most=2)
     world.decide(waiting(2))
@@ -205,15 +195,6 @@ def test_growth_that_trials_do_not_use_is_given_back_and_not_tried_again_soon() 
     assert len(world.decide(grow).ask) == 2
 
 
-def test_a_request_for_growth_becomes_one_for_a_trial_that_comes() -> None:
-    world = World(0)
-    holding = world.holding
-    holding.decide(0.0, DeviceDemand({}, growing=1), world.used.__contains__, 1, 0)
-    orders = holding.decide(0.1, waiting(1), world.used.__contains__, 0, 0)
-    assert not orders.ask and not orders.drop
-    assert holding.decide(9.0, waiting(1), world.used.__contains__, 0, 0).drop == [], "it waits for the trial now"
-
-
 def test_the_pause_of_growth_doubles_each_time_that_others_come() -> None:
     world = World(2)
     world.decide(waiting(2))
@@ -232,11 +213,3 @@ def test_the_pause_of_growth_doubles_each_time_that_others_come() -> None:
             world.now += 1.0
         pauses.append(world.now - began)
     assert pauses == [GROW_AGAIN_S, 2 * GROW_AGAIN_S, 4 * GROW_AGAIN_S]
-
-
-def test_a_lost_device_is_waited_for_only_while_a_trial_waits() -> None:
-    world = World(1)
-    world.decide(waiting(1))
-    world.holding.lost(world.holding.units[0], world.now)
-    assert not world.holding.decide(1.0, waiting(1), world.used.__contains__, 0, 0).drop
-    assert world.holding.decide(2.0, waiting(0), world.used.__contains__, 0, 0).drop

@@ -132,10 +132,6 @@ def test_what_cannot_be_held(
 class TestOnDemand:
     """Devices that are asked for when trials need them: the cluster may grow."""
 
-    def test_any_number_of_devices(self) -> None:
-        plan = made(None, {"CPU": 2}, {"CPU": 4}, on_demand=True)
-        assert (plan.kind, plan.most, plan.bundle) == ("cpu", None, {"CPU": 2})
-
     @pytest.mark.parametrize("devices, request_, most", [("gpu:4", {"GPU": 1}, 4), ("cpu:5", {"CPU": 2}, 2)])
     def test_the_setting_is_the_limit_whatever_the_cluster_has(
         self, devices: str, request_: dict[str, float], most: int
@@ -159,11 +155,6 @@ class TestOnDemand:
         plan = made(None, request_, {"CPU": 2}, max_packing=1, concurrency=7, on_demand=True)
         assert (plan.bundle, plan.share) == (bundle, share)
         assert lack(request_, [{"CPU": 2.0}]) and not lack(request_, [{"CPU": 2.0}, {**request_}])
-
-    def test_packing_is_as_much_as_the_nodes_that_are_there_hold(self) -> None:
-        nodes = [{"CPU": 4, "GPU": 1}, {"CPU": 4}]
-        plan = made(None, {"CPU": 2, "GPU": 1}, {"CPU": 8, "GPU": 1}, max_packing=4, on_demand=True, nodes=nodes)
-        assert (plan.most, plan.packing) == (None, 2)
 
     @pytest.mark.parametrize(
         "request_, nodes, packing, bundle, worker, threads",
@@ -193,22 +184,3 @@ class TestOnDemand:
     ) -> None:
         plan = made(None, request_, nodes[0], max_packing=4, on_demand=True, searched=True, nodes=nodes)
         assert (plan.packing, plan.bundle, plan.worker, plan.threads) == (packing, bundle, worker, threads)
-
-    def test_a_concurrency_is_spread_over_the_devices_that_are_there(self) -> None:
-        assert made("cpu:8", {"CPU": 1}, {"CPU": 2}, concurrency=5, on_demand=True).packing == 3
-        assert made("cpu:2", {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 3
-        assert made(None, {"CPU": 1}, {"CPU": 8}, concurrency=5, on_demand=True).packing == 1
-
-    @pytest.mark.parametrize(
-        "devices, request_, mentions",
-        [
-            (None, {"CPU": 1, "GPU": 1.5}, "1.5 GPUs"),
-            ("gpu:1", {"CPU": 1, "GPU": 2}, "2 GPUs"),
-            ("cpu:2", {"CPU": 3}, "3 CPUs"),
-        ],
-    )
-    def test_what_no_cluster_could_hold_is_refused(
-        self, devices: str, request_: dict[str, float], mentions: str
-    ) -> None:
-        with pytest.raises(FluidTuneError, match=mentions):
-            made(devices, request_, {"CPU": 64, "GPU": 8}, on_demand=True)

@@ -87,19 +87,6 @@ def test_a_worker_is_a_client_of_its_own_gpus_daemon_before_cuda_starts(node: No
     assert len(node.told("quit")) == 1
 
 
-def test_every_gpu_has_a_daemon_and_what_the_user_set_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
-    pipes = []
-    for gpus in (["0"], [node.uuids[1]], ["0"]):
-        os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)
-        assert enter(MpsSettings(None), gpus, node).client is not None  # type: ignore[arg-type]
-        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in os.environ
-        pipes.append(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-    assert pipes[0] == pipes[2] != pipes[1]
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in node.told("-d")] == node.uuids
-    assert os.environ["NCCL_P2P_DISABLE"] == "0"
-
-
 @pytest.mark.parametrize(
     ("gpus", "changed", "why"),
     [

@@ -172,33 +172,6 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_devices_for_the_whole_run_are_kept_idle_and_asked_for_anew_when_they_are_lost(cluster: Cluster) -> None:
-    cluster.free = ["n", "m"]
-    job = Job(replace(PLAN, most=2), 2)
-    job.wait(2)
-    assert job.poll() == ({0: "n", 1: "m"}, [])
-    cluster.now += 10 * SPARE_S
-    assert job.poll() == ({}, [])
-    cluster.groups[1].removed, cluster.free = True, ["o"]
-    job.source.revoked(1, cluster.groups[1])
-    assert job.poll() == ({1: "o"}, [1]) and job.poll() == ({}, []) and len(cluster.held()) == 2
-
-
-def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
-    cluster.free = ["n"] * 2
-    job = Job()
-    job.wait(2)
-    job.poll()
-    job.wait(0)
-    job.used.add(0)
-    assert job.poll() == ({}, [])
-    cluster.now += SPARE_S
-    assert job.poll() == ({}, [1])
-    assert set(job.source.given_back) == {1}
-    assert [group.removed for group in cluster.groups] == [False, True]
-    assert job.poll() == ({}, []) and not job.source.given_back
-
-
 def test_the_group_of_a_device_that_is_given_back_stays_until_its_worker_has_ended(cluster: Cluster) -> None:
     cluster.free = ["n", "m"]
     job = Job()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -246,40 +245,6 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
         monkeypatch.setenv(name, value)
     environment = NewProcesses(CORES, SimpleNamespace(), "job").environment
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
-
-
-def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers(asked):
-    # Seen: with 1,000 requests for workers a look at them took 14 ms and more.
-    def calls() -> int:
-        count = 0
-
-        def note(frame, event, _):
-            nonlocal count
-            count += event == "call"
-
-        sys.setprofile(note)
-        try:
-            assert not pool.can_serve(0) and pool.can_serve(1) and pool.has_busy_worker(0)
-        finally:
-            sys.setprofile(None)
-        return count
-
-    pool = pool_of(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 200, {"CPU": 1.0}), asked)
-    for _ in range(200):
-        taken(pool, 0).starting = False
-    before = calls()
-    for device in range(10, 200):
-        pool.devices.nodes[device] = f"node{device}"
-        taken(pool, device)
-    assert calls() <= before
-
-
-def test_the_class_of_the_workers_is_handed_to_ray_once(asked: Ray) -> None:
-    # Seen: Ray pickled it for each worker, which took the driver 18 ms of CPU time.
-    pool = asked.pool(CORES, SimpleNamespace(nodes={}))
-    for device in range(3):
-        pool.start_worker(device)
-    assert asked.classes == [new_processes.Worker]
 
 
 def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threads_as_its_trial_has_cores(

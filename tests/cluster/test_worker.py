@@ -22,9 +22,8 @@ from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic import ElasticSession, current
 from fluidtune.elastic.divided import follower as divided_follower
-from fluidtune.elastic.divided import leader as divided_leader
 from fluidtune.group_facts import GroupFacts
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
+from fluidtune.ray_compat.trainable import trainable_module
 from salus_share.seat_table import FILE, home
 from tests.cluster.test_commits import Failing
 from tests.contracts.processes import peer_processes
@@ -234,77 +233,6 @@ def test_all_processes_of_a_trial_draw_alike_before_its_loop(tmp_path: Path) -> 
         first, _, sent_again = leader.call(drawn, str(tmp_path), 0)
         assert sent_again is None
         assert later.call(drawn, str(tmp_path), 1)[0] == first  # by the commit
-
-
-class Dividing(divided_leader.Division):
-    """It says what a test has it say, and notes what it is asked."""
-
-    asked: ClassVar[list[Any]] = []
-    known: ClassVar[dict[str, Any]] = {"one_node": True}
-
-    address = ("here", 1)  # type: ignore[assignment]
-    divided = 0
-
-    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, **more: Any) -> None:
-        self.asked.append((trial, secret, host, device))
-
-    def facts(self, known: GroupFacts) -> GroupFacts:
-        return replace(known, address=self.address, **self.known)
-
-    def begin_iteration(self) -> None:
-        self.asked.append("iteration")
-
-    def close(self) -> None:
-        self.asked.append("close")
-
-
-class Slow(Counting):
-    """It says when it is stopped."""
-
-    def cleanup(self) -> None:
-        Dividing.asked.append("cleanup")
-
-
-def divided(folder: str) -> tuple[Any, ...]:
-    divided_leader.Division = Dividing  # type: ignore[misc]
-    worker = fresh(folder, "w")
-    loaded = worker.load(Slow, LoadSpec("trial", {"config": {}}, secret=b"secret", one_node=True))
-    known = {"calls_modules": True, "width": 2, "checked": (("Linear", "divided", ""),), "grown": (2, 0.5, 0.1)}
-    Dividing.known = {**known, "ungrowable": "it is so"}
-    reply = worker.train()
-    assert not worker.unload()
-    asked, Dividing.asked = Dividing.asked, []
-    alone = worker.load(Counting, LoadSpec("trial", {"config": {}}, may_grow=False))
-    assert Dividing.asked == []
-    return loaded, reply.facts, asked, alone
-
-
-def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(in_a_process: Any) -> None:
-    loaded, facts, asked, alone = in_a_process(divided)
-    assert (loaded.address, loaded.one_node, loaded.calls_modules) == (("here", 1), True, False)
-    assert (facts.address, facts.is_elastic, facts.calls_modules, facts.width) == (("here", 1), True, True, 2)
-    assert (facts.checked, facts.ungrowable, facts.grown) == ((("Linear", "divided", ""),), "it is so", (2, 0.5, 0.1))
-    assert asked == [("trial", b"secret", None, "cpu"), "iteration", "close", "cleanup"]
-    assert alone.address is None
-
-
-class Over(Trainable):
-    """It says what Tune says when a function has returned."""
-
-    def step(self) -> dict[str, Any]:
-        return {RESULT_DUPLICATE: True}
-
-
-def ends(folder: str) -> str | None:
-    divided_leader.Division = Dividing  # type: ignore[misc]
-    worker = fresh(folder, "w")
-    Dividing.known = {"ungrowable": "no module was called in a whole iteration"}
-    worker.load(Over, LoadSpec("trial", {"config": {}}))
-    return worker.train().facts.ungrowable
-
-
-def test_that_a_function_is_over_is_no_iteration_without_a_divided_call(in_a_process: Any) -> None:
-    assert in_a_process(ends) is None
 
 
 class Following(divided_follower.Follower):

@@ -1,6 +1,6 @@
-"""Training loops: seven that keep something of their own from epoch to epoch, and those that have prepared all of it.
+"""Training loops: three that keep something of their own from epoch to epoch, and those that have prepared all of it.
 
-Each takes ``report`` and returns what it has in the end. In the name of each of the seven stands what it keeps.
+Each takes ``report`` and returns what it has in the end. In the name of each of the three stands what it keeps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from torch.optim.swa_utils import SWALR, AveragedModel
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from fluidtune import elastic
@@ -49,7 +48,7 @@ def parts(rate: float = 0.05, **more: Any) -> tuple[nn.Module, torch.optim.Optim
     )
 
 
-# -- the seven --
+# -- the three --
 
 
 def own_counter(report: Report) -> Any:
@@ -61,31 +60,6 @@ def own_counter(report: Report) -> Any:
             weight = min(1.0, steps / 20)  # annealed
             loss = step(model, optimizer, x, y, weight * sum(p.square().sum() for p in model.parameters()))
         report(loss=loss)
-    return model.state_dict()
-
-
-def average_by_hand(report: Report) -> Any:
-    model, optimizer, loader = elastic.prepare(*parts())
-    average = copy.deepcopy(model)
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            step(model, optimizer, x, y)
-            with torch.no_grad():
-                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
-                    mean.lerp_(now, 0.1)
-        with torch.no_grad():
-            report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
-    return average.state_dict()
-
-
-def scheduler_not_prepared(report: Report) -> Any:
-    model, optimizer, loader = parts()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.3)
-    elastic.prepare(model, optimizer, loader)
-    for _ in elastic.epochs(0, EPOCHS):
-        loss = [step(model, optimizer, x, y) for x, y in loader]
-        scheduler.step()
-        report(loss=sum(loss))
     return model.state_dict()
 
 
@@ -117,43 +91,11 @@ def patience(report: Report) -> Any:
     return model.state_dict()
 
 
-def own_random(report: Report) -> Any:
-    model, optimizer, loader = elastic.prepare(*parts())
-    rng = random.Random(7)
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            loss = step(model, optimizer, x * (1 + 0.3 * rng.random()), y)
-        report(loss=loss)
-    return model.state_dict()
-
-
-def loss_history(report: Report) -> Any:
-    """Dynamic weight average (Liu, Johns & Davison): the weights of two tasks follow their last losses."""
-    model, optimizer, loader = elastic.prepare(*parts())
-    history: list[list[float]] = []
-    for _ in elastic.epochs(0, EPOCHS):
-        rates = [a / b for a, b in zip(history[-1], history[-2], strict=True)] if len(history) > 1 else [1.0, 1.0]
-        sums = [0.0, 0.0]
-        for x, y in loader:
-            optimizer.zero_grad()
-            losses = [nn.functional.mse_loss(model(x), y), nn.functional.l1_loss(model(x), y)]
-            sum(rate * loss for rate, loss in zip(rates, losses, strict=True)).backward()  # type: ignore[union-attr]
-            optimizer.step()
-            sums = [total + loss.item() for total, loss in zip(sums, losses, strict=True)]
-        history.append(sums)
-        report(loss=sums[0])
-    return model.state_dict()
-
-
-#: Each of the seven, with what the line names.
+#: Each of the three, with what the line names.
 INCOMPLETE = [
     (own_counter, "steps"),
-    (average_by_hand, "average"),
-    (scheduler_not_prepared, "scheduler"),
     (optimizer_made_anew, "the optimizer"),
     (patience, "best"),
-    (own_random, "rng"),
-    (loss_history, "history"),
 ]
 
 
@@ -186,52 +128,6 @@ def counter_in_state(report: Report) -> Any:
         progress.history.append(loss)
         report(loss=loss, best=progress.best, mean=sum(progress.history) / len(progress.history))
     return model.state_dict()
-
-
-def scaled(report: Report) -> Any:
-    model, optimizer, loader = parts()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=4)
-    elastic.prepare(model, optimizer, loader, scaler)
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            optimizer.zero_grad()
-            with torch.autocast("cpu"):
-                loss = nn.functional.mse_loss(model(x).float(), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        report(loss=loss.item(), scale=scaler.get_scale())
-    return model.state_dict()
-
-
-def lbfgs(report: Report) -> Any:
-    model = net()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
-    elastic.prepare(model, optimizer)
-    x, y = data().tensors
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        return loss
-
-    for _ in elastic.epochs(0, EPOCHS):
-        report(loss=float(optimizer.step(closure)))
-    return model.state_dict()
-
-
-def averaged_model(report: Report) -> Any:
-    model, optimizer, loader = parts()
-    average, schedule = AveragedModel(model), SWALR(optimizer, 0.01, anneal_epochs=4)
-    elastic.prepare(model, optimizer, loader, average, schedule)
-    for epoch in elastic.epochs(0, EPOCHS):
-        loss = sum(step(model, optimizer, x, y) for x, y in loader)
-        if epoch > 1:
-            average.update_parameters(model)
-            schedule.step()
-        report(loss=loss)
-    return average.state_dict()
 
 
 def numpy_draws(report: Report) -> Any:
@@ -316,9 +212,6 @@ WHOLE = [
     momentum,
     loader_with_generator,
     counter_in_state,
-    scaled,
-    lbfgs,
-    averaged_model,
     numpy_draws,
     accumulated,
     weighted_sampler,

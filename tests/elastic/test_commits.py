@@ -83,13 +83,6 @@ def test_a_pair_is_of_two_boundaries_of_one_process_that_follow_each_other(secon
     assert loaded(tmp_path) is None
 
 
-def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
-    for first in (5, 7, 3):  # also one that went back to an earlier iteration
-        for iteration in (first, first + 1):
-            keep(store_in(tmp_path), iteration, life=f"life {first}")
-        assert loaded(tmp_path) == (first + 1, (first, first + 1))
-
-
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
@@ -195,46 +188,6 @@ def test_committing_costs_at_most_its_share_of_the_time(tmp_path):
     assert not store.offer(lambda: commit(500))
 
 
-def test_a_slow_commit_does_not_delay_later_ones(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=0.02, clock=files.clock)
-    for turn in range(1, 13):
-        files.now += 1.0
-        files.cost = 5.0 if turn in (1, 5, 9) else 0.01
-        assert store.offer(lambda turn=turn: commit(turn)), turn
-        store.flush()
-
-
-def test_never_more_than_one_is_being_written(tmp_path):
-    files = Slow()
-    files.let = threading.Semaphore(0)
-    store = store_in(tmp_path, files=files, budget=1e9)
-    assert store.offer(lambda: commit(1))
-    assert not store.offer(lambda: pytest.fail("no snapshot is made in vain"))
-    files.let.release(2)
-    assert store.offer(lambda: commit(3), force=True)
-    assert store.flush()
-    assert newest(store) == 3
-
-
-def newest(store):
-    """The iteration of the newest whole commit, proved or not."""
-    return max(mark.iteration for _, mark, _ in store._whole())
-
-
-def test_a_write_that_fails_leaves_those_before_it(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=1e9)
-    keep(store, 1), keep(store, 2)
-    files.fail = True
-    assert store.offer(lambda: commit(3)) and not store.flush()
-    assert "no space left" in store.trouble
-    assert loaded(tmp_path) == (2, (1, 2))
-    files.fail = False
-    keep(store, 4)
-    assert store.trouble is None and loaded(tmp_path) == (4, (1, 2))
-
-
 def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
     files = Slow()
     keep(store_in(tmp_path), 1)
@@ -260,20 +213,6 @@ def test_the_second_of_a_pair_waits_for_no_write_and_comes_after_the_first(tmp_p
     assert files.writes == 0
     files.let.release(2)
     assert store.flush() and loaded(tmp_path) == (2, (1, 2))
-
-
-def test_the_first_of_a_pair_is_made_when_both_are_worth_it(tmp_path):
-    files = Slow()
-    store = store_in(tmp_path, files=files, budget=0.02, clock=files.clock)
-    files.cost = 1.0
-    made = []
-    for turn in range(1, 401):
-        files.now += 1.0
-        if store.offer(lambda turn=turn: commit(turn), times=2):
-            store.flush()
-            made.append(turn)
-    assert made[:2] == [1, 2] and len(made) > 3
-    assert all(b - a >= 99 for a, b in pairwise(made[1:]))
 
 
 def test_a_snapshot_shares_nothing_with_what_goes_on_before_and_after_it_is_loaded():
@@ -336,18 +275,6 @@ def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
     assert resumed(0, commit_at=5) == ([], 15, True)
 
 
-def test_a_class_trainable_begins_with_what_is_newer_than_the_commit():
-    model = torch.nn.Linear(2, 1)
-    before = model.weight.clone()
-    kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=b"")
-    session = lone_session(resume=kept)
-    session.prepare(model)
-    session.prefer_checkpoint()
-    assert session.boundary(9) == 0 and session.iteration == 9
-    assert torch.equal(model.weight, before)
-    session.close()
-
-
 def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_it(tmp_path):
     """The script runs one of its loops only, as its own checkpoint says."""
     store = store_in(tmp_path)
@@ -370,15 +297,6 @@ def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_
         session.ended()
 
 
-def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is():
-    model = torch.nn.Linear(2, 1)
-    kept = Commit("t", "", loop=0, epoch=4, iteration=4, state=b"")
-    with in_session(resume=kept) as session:
-        session.prefer_checkpoint()
-        elastic.prepare(model)
-        assert list(elastic.epochs(2, 5)) == [2, 3, 4]
-
-
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
     notes = iter(["first", "second", "third"])
     session = lone_session(
@@ -398,18 +316,6 @@ def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
 def test_a_commit_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="'f', not 'g'"):
         lone_session(resume=commit(1), fingerprint="g")
-
-
-def test_a_trial_that_leaves_twice_is_over(tmp_path):
-    session = lone_session(commits=store_in(tmp_path))
-    turns = session.epochs(0, 9)
-    next(turns)
-    session.leave()
-    with pytest.raises(elastic.Left, match="after iteration 1"):
-        next(turns)
-    with pytest.raises(elastic.Left, match="after iteration 1"):
-        list(session.epochs(0, 9))
-    session.close()
 
 
 def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_path):

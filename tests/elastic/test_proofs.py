@@ -112,15 +112,6 @@ def test_a_trial_that_dies_before_it_has_a_pair_begins_anew(dies, tmp_path):
     assert trial.ran[1] == list(range(1, EPOCHS + 1)) and trial.said == [None, None]
 
 
-def test_a_trial_that_dies_while_it_proves_its_commits_does_so_again(tmp_path):
-    expected, _ = alone(momentum)
-    trial = Trial(tmp_path)
-    trial.life(momentum, dies=6)
-    trial.life(momentum, dies=5)
-    assert same(trial.life(momentum), expected)
-    assert trial.ran[1:] == [[5], [5, 6, 7, 8, 9]]
-
-
 def test_a_trial_that_is_asked_to_leave_commits_and_goes_on_from_there(tmp_path):
     expected, reports = alone(momentum)
     trial = Trial(tmp_path, at={2})

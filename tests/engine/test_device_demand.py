@@ -72,19 +72,6 @@ def test_max_workers_limits_growth() -> None:
     assert engine.demand(8).growing == 0
 
 
-def test_a_packed_trial_that_can_be_moved_could_use_a_device() -> None:
-    engine = Engine(max_packing=2)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a"), now=0.0)
-    measured(engine, "a")
-    engine.handle(*added("b"), now=1.0)
-    assert len(engine.tenants(0)) == 2
-    measured(engine, "a", 20.0, 0.5)
-    measured(engine, "b", 20.0, 0.5)
-    assert engine.demand(8).growing == 0, "neither can be moved"
-    engine.handle(m.KindFound("a", "checkpointing"), now=1.0)
-    assert engine.demand(8).growing == 1
-
-
 def test_a_trial_that_is_on_its_way_to_an_idle_device_has_a_claim_to_it() -> None:
     engine = Engine(max_packing=2)
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a", kind="checkpointing"), now=0.0)

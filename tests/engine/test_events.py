@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, all_views, book, elastic, holders, plain, release, resize, resume, start
+from tests.engine.helpers import Bench, all_views, elastic, holders, plain, release, resize, start
 from tests.engine.invariants import check_engine
 
 
@@ -31,6 +31,7 @@ from tests.engine.invariants import check_engine
         (m.ResizeFailed("run", (0, 5)), "(0, 5)"),
         (m.DeviceGained(0), "device 0 was gained twice"),
         (m.DeviceLost(7), "device 7"),
+        (m.DeviceLeaving(7), "device 7"),
         (m.GroupAnnounced("g", synchronous=False), "'g'"),
         (m.GroupAnnounced("h", concurrency=0), "concurrency 0"),
         ("nonsense", "nonsense"),
@@ -61,81 +62,12 @@ def test_what_follows_from_events_before_a_refused_one_is_not_lost():
     assert bench() == [release("a", (0,)), start("b", (0,), 1.0)]
 
 
-def test_late_answers_are_ignored():
-    bench = Bench(2)
-    assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
-    assert bench(m.WorkerLost("a")) == [release("a", (0, 1)), resume("a", (0, 1), 1.0)]
-    assert bench(m.ResizeFailed("a", (0,))) == [release("a", (1,))]
-    assert bench(m.Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
-    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,))]
-    late = [m.Result("a", 1.0, 1), m.Resized("a", (0,), 0.1), m.ResizeFailed("a", (0,)), m.WorkerLost("a")]
-    assert bench(*late, m.TrialEnded("a", "stopped")) == []
-    assert book(bench.engine, "a").done == 0
-    assert bench.engine._state.epsilon == 0.2
-
-
-def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
-    bench = Bench(3)
-    bench(elastic("a"))
-    bench(m.Resized("a", (0, 1, 2), 0.1))
-    assert bench(m.WorkerLost("a", left=(0, 2))) == [release("a", (1,))]
-    assert bench.engine.trial("a").status == "running"
-    assert bench.engine.trial("a").devices == (0, 2)
-    assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
-
-
-def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():
-    bench = wide(3)
-    assert bench(m.DeviceLost(1)) == [resize("a", (0, 2))]
-    assert bench.engine.trial("a").devices == (0, 2) and bench.engine.trial("a").status == "running"
-    assert bench(m.WorkerLost("a", left=(0, 2))) == [], "the shell has noticed by itself"
-    assert bench(m.Resized("a", (0, 2), 0.0)) == []
-    assert bench(m.DeviceLost(0)) == [release("a", (2,)), resume("a", (2,), 1.0)]
-
-
 def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwhile_is_called_back():
     bench = Bench(4)
     assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
     out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2)))
     assert out == [release("a", (2, 3)), resize("a", (0,))]
     assert bench(m.Resized("a", (0,), 0.0)) == []
-
-
-def test_a_trial_that_loses_a_device_and_ends_is_told_nothing():
-    bench = wide(2)
-    assert bench(m.DeviceLost(1), m.TrialEnded("a", "stopped")) == [release("a", (0,))]
-
-
-def wide(width: int) -> Bench:
-    """Trial a is on all devices."""
-    bench = Bench(width)
-    bench(elastic("a"))
-    bench(m.Resized("a", tuple(range(width)), 0.1), m.Result("a", 1.0, width))
-    return bench
-
-
-def test_views_show_what_is_known():
-    bench = Bench(2)
-    bench(plain("a", 10), plain("b", None), plain("c", 3))
-    assert bench.engine.trial("c").height == 3.0  # nothing measured: 1 s an iteration
-    bench.results("a", 7.0, 1)
-    assert bench.engine.trial("a").seconds == {1: 7.0}
-    bench.results("a", 2.0, 3)
-    view, known = bench.engine.trial("a"), book(bench.engine, "a")
-    assert (view.status, view.devices, known.share, view.width) == ("running", (0,), 1.0, 1)
-    assert (known.iterations, known.done, view.height, known.since) == (6, 4, 12.0, 2.0)
-    assert view.seconds == {1: 2.0}  # the warm-up is forgotten
-    assert bench.engine.trial("c").height == 6.0  # the group's median
-    assert bench.engine.trial("b").height == 2.0
-    assert bench.engine.trial("c").status == "running"
-    assert bench.engine.waiting == ("b",)
-    assert holders(bench.engine) == {0: ("a",), 1: ("c",)}
-    assert bench.engine.idle_devices == ()
-    # Not measured itself: the group's median.
-    assert {work.trial: work.base for work in bench.engine.works_left()}["b"] == 2.0
-    assert bench.engine.group_overheads("g") == (1.0, 1.0)
-    with pytest.raises(EngineError, match="'nobody'"):
-        bench.engine.trial("nobody")
 
 
 def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promised():

@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, book, elastic, holders, plain, release, resume, start
+from tests.engine.helpers import Bench, book, elastic, plain, release, resume, start
 
 
 def test_figure_3_5_five_devices_widths_3_1_and_two_halves():
@@ -54,13 +54,6 @@ def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs
     ]
 
 
-@pytest.mark.parametrize("packing", [1, None])
-def test_a_generous_concurrency_does_not_pack_by_itself(packing):
-    bench = Bench(2, max_packing=packing)
-    bench(m.GroupAnnounced("many", False, concurrency=16))
-    assert bench(*[plain(name, group="many") for name in "abcd"]) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
-
-
 def test_concurrency_does_not_exceed_a_given_packing_limit():
     bench = Bench(1, max_packing=2)
     bench(m.GroupAnnounced("many", False, concurrency=4))
@@ -83,16 +76,6 @@ def test_a_share_below_one_packs_without_max_packing_unless_a_device_is_idle():
     assert Bench(1)(*[plain(name, share=0.3) for name in "abcd"]) == [start(name, (0,), 1 / 3) for name in "abc"]
 
 
-def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
-    bench = Bench(4, per_node=2)
-    bench(plain("a", 9), plain("b", 8), plain("c", 7))
-    # One device is idle. The next trial needs two of one node, so that node1 is held for it and the others wait.
-    assert bench(plain("gang", 100, share=2), plain("d", 6)) == []
-    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("d", (0,), 1.0)]
-    assert bench(m.TrialEnded("c", "stopped")) == [release("c", (2,)), start("gang", (2, 3), 1.0)]
-    assert bench(m.TrialEnded("gang", "stopped")) == [release("gang", (2, 3))]
-
-
 def test_trials_that_turn_out_to_need_several_devices_get_them_at_once_or_wait():
     bench = Bench(4)
     assert bench(*[plain(name) for name in "abcde"]) == [start(name, (at,), 1.0) for at, name in enumerate("abcd")]
@@ -108,14 +91,6 @@ def test_trials_that_turn_out_to_need_several_devices_get_them_at_once_or_wait()
         bench(m.GangFound("e", 1))
 
 
-def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():
-    bench = Bench(2, per_node=1)
-    assert bench(plain("gang", 100, share=2), plain("a", 1)) == [start("a", (0,), 1.0)]
-    assert bench(elastic("b", 50)) == [start("b", (1,), 1.0)]
-    assert bench(m.DeviceGained(7, "node0")) == []
-    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("gang", (0, 7), 1.0)]
-
-
 def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     bench = Bench(1)
     bench(plain("a", 10), plain("b", 99))
@@ -125,16 +100,6 @@ def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     assert bench.engine.waiting == ("a",)
     # The trial that lost its worker goes before the taller one.
     assert bench(plain("d", 5000), m.WorkerLost("c")) == [release("c", (0,)), resume("c", (0,), 1.0)]
-
-
-def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
-    bench = Bench(2)
-    bench(plain("a", 10), plain("b", 9), plain("c", 99))
-    assert tuple(bench.engine.held_devices()) == ("c", "a")
-    assert bench(m.DeviceLost(0)) == []
-    assert bench.engine.waiting == ("c", "b")
-    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (1,)), resume("c", (1,), 1.0)]
-    assert set(holders(bench.engine)) == {1}
 
 
 def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
@@ -176,7 +141,6 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     bench(plain("x"), plain("y"), plain("z"))
     bench(m.TrialEnded("y", "stopped"), m.GroupAnnounced("one", False, 1), plain("w", group="one"))
     bench(m.TrialEnded("w", "stopped"))
-    assert holders(bench.engine) == {0: ("x",), 1: (), 2: ("z",), 3: ()}
     assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
     assert bench(m.TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
 

@@ -216,14 +216,6 @@ def test_the_table_of_reasons_in_the_docs_is_that_of_the_code() -> None:
     assert sorted(units) == sorted({number for reason in Reason for number in reason.numbers})
 
 
-def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to_one() -> None:
-    room = Path(m.__file__).parent
-    sources = "".join(path.read_text() for path in room.glob("*.py") if path.name != "reasons.py")
-    assert {name for name in re.findall(r"Reason\.([A-Z_]+)", sources)} == set(Reason.__members__)
-    for reason in Reason:
-        assert set(re.findall(r"{(\w+)", reason.template)) <= set(reason.numbers), reason
-
-
 def test_no_instruction_is_made_without_a_reason_or_with_that_of_another_instruction() -> None:
     with pytest.raises(TypeError, match="why"):
         m.Suspend("a")  # type: ignore[call-arg]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, resume, start, suspend
+from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, start
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
@@ -49,19 +48,6 @@ def test_an_iteration_during_which_the_width_changed_measures_nothing():
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
-def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
-    bench = alone(4)
-    bench(m.Result("a", 1.0, 1))
-    assert bench(m.GrowthEnded("a")) == []  # it is being resized
-    assert bench(m.Resized("a", (0, 1), 0.1)) == [resize("a", (0,))]
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 1.0, 5) == []
-    bench(m.WorkerLost("a"))
-    assert bench.results("a", 1.0, 5) == []
-    bench(m.TrialEnded("a", "paused"))
-    assert bench(elastic("a", 50)) == [resume("a", (0,), 1.0)]
-
-
 def test_a_new_budget_is_a_reason_to_grow():
     bench = alone(iterations=2)
     assert bench(m.Result("a", 1.0, 1)) == []
@@ -74,14 +60,6 @@ def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench(*grows("a"), *grows("b"))
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
     assert bench(m.Result("b", 1.0, 1)) == [resize("b", (1, 3))]
-
-
-def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
-    bench = Bench(3)
-    assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
-    assert bench(m.Resized("a", (0, 2), 0.1)) == [release("a", (1,))]
-    assert bench.results("a", 0.5, 2, width=2) == []
-    assert bench(m.Result("a", 0.5, 2)) == [resize("a", (0, 2, 1))]
 
 
 def test_a_failed_resize_is_tried_again_after_three_results():
@@ -126,20 +104,6 @@ def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_
     assert bench(m.TrialAdded("d", "rung2", "elastic", 100, growable=True)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
-    speed = bench.engine._state.groups["g"].speed
-    assert (speed.base_seconds(), speed.measured_ratio(2)) == pytest.approx((1.0, 2.0))
-
-
-def test_the_scaling_limit_follows_the_measured_beta():
-    """With beta 1.3 widths pay up to 4, since h(5) > h(4). So 4 of 8 devices are used."""
-    bench = alone(8, iterations=1000, max_workers=2)
-    bench.results("a", 1.0, 1)
-    bench(m.Resized("a", (0, 1), 0.1))
-    bench.results("a", 0.65, 4, width=2)
-    assert bench.engine.group_overheads("g")[1] == pytest.approx(1.3)
-    bench(m.TrialEnded("a", "stopped"))
-    bench.engine._state.max_workers = None
-    assert bench(elastic("b", 1000)) == [start("b", (0, 1, 2, 3), 1.0)]
 
 
 def wide_trial(iterations: float | None) -> Bench:
@@ -181,35 +145,6 @@ def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     assert book(bench.engine, "a").share == 1.0
 
 
-def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
-    bench = Bench(2, max_packing=2)
-    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 3.0, 3, width=0.5)
-    bench(m.TrialEnded("b", "stopped"), m.Result("d", 1.0, 1))
-    assert bench(m.Result("d", 1.0, 1)) == []  # no idle device yet
-    assert bench(m.TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
-    assert bench.engine.trial("a").status == "suspending"
-    assert bench(m.Result("c", 3.0, 0.5), *grows("c"), m.Result("c", 3.0, 0.5)) == []
-    assert bench(m.Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
-    moved = m.TrialEnded("a", "paused"), m.TrialAdded("a", "g", "checkpointing", 47)
-    assert bench(*moved) == [release("a", (0,)), resume("a", (1,), 1.0)]
-    assert bench.results("c", 1.0, 4) == []
-
-
-def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
-    bench = Bench(2, max_packing=2)
-    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
-    for name in "abcd":
-        bench.results(name, 3.0, 3, width=0.5)
-    bench(m.TrialEnded("b", "stopped"), *grows("c"))
-    bench.results("d", 1.0, 2)
-    bench(m.TrialEnded("d", "stopped"))
-    assert bench.engine.trial("a").status == "suspending"
-    assert bench(m.TrialEnded("a", "paused")) == [release("a", (0,))]
-    assert bench.results("c", 1.0, 3) == [resize("c", (0, 1))]
-
-
 def test_a_packed_trial_is_moved_where_it_may_then_grow():
     bench = Bench(3, max_packing=2)
     bench(elastic("scales", 60))
@@ -226,15 +161,6 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     assert [i.trial for i in out if isinstance(i, m.Suspend)] == ["a"]
 
 
-def test_one_waiting_trial_shrinks_one_wide_trial():
-    bench = Bench(4)
-    assert bench(elastic("a"), elastic("b")) == [start("a", (0, 1), 1.0), start("b", (2, 3), 1.0)]
-    bench(m.Resized("a", (0, 1), 0.1), m.Resized("b", (2, 3), 0.1))
-    assert bench(plain("c")) == [resize("a", (0,))]
-    assert bench(m.Result("b", 1.0, 2), m.Result("a", 1.0, 2)) == []
-    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
-
-
 def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     bench = Bench(2)
     bench(elastic("a", 40), elastic("b", 40))
@@ -245,21 +171,6 @@ def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     assert bench.engine.trial("a").height == 160.0, "four results are the majority of the last seven"
     assert bench.engine.trial("b").height == 4.0, "its neighbour is not taken for slow"
     assert bench(m.TrialEnded("b", "stopped")) == [release("b", (1,)), resize("a", (0, 1))]
-
-
-def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_known():
-    bench = alone(4, 400)
-    bench(m.Result("a", 1.0, 1))
-    bench(m.Resized("a", (0, 1), 0.05))
-    bench.results("a", 0.55, 3, 2)
-    assert book(bench.engine, "a").resizing_to == (0, 1, 2, 3)
-    bench(m.Resized("a", (0, 1, 2, 3), 0.05))
-    assert bench.results("a", 0.3, 8, 4) == []
-    for _ in range(60):
-        view = bench.engine.trial("a")
-        for told in bench(m.Result("a", {1: 10.0, 2: 5.5, 3: 3.9, 4: 3.0}[len(view.devices)], len(view.devices))):
-            bench(m.Resized("a", told.devices, 0.05))
-    assert len(bench.engine.trial("a").devices) == 4
 
 
 def test_with_an_unknown_budget_growing_is_considered_again_as_the_trial_goes_on():
@@ -284,41 +195,3 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
 
 
 # --- devices that leave
-
-
-def test_a_trial_with_checkpoints_is_moved():
-    bench = Bench(2)
-    bench(m.TrialAdded("a", "g", "checkpointing", 100))
-    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
-    bench(m.TrialEnded("a", "paused"))
-    assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
-    assert holders(bench.engine) == {0: (), 1: ("a",)}
-
-
-def test_a_wide_trial_shrinks_when_its_first_worker_stays():
-    bench = Bench(3)
-    bench(elastic("a"))
-    bench.results("a", 10.0, 3)
-    bench(m.Resized("a", (0, 1), 0.1))
-    bench.results("a", 5.0, 3, width=2)
-    bench(m.Resized("a", (0, 1, 2), 0.1))
-    assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
-    bench(m.Resized("a", (0, 2), 0.1))
-    assert holders(bench.engine) == {0: ("a",), 1: (), 2: ("a",)}
-    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
-
-
-def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
-    bench = Bench(2)
-    bench(plain("a"))
-    assert bench(m.DeviceLeaving(0)) == []
-    assert bench(m.Result("a", 1.0, 1)) == []
-    assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
-
-
-@pytest.mark.parametrize("device", [0, 7])
-def test_only_a_known_device_can_leave_and_only_once(device):
-    bench = Bench(1)
-    bench(m.DeviceLeaving(0))
-    with pytest.raises(EngineError, match=str(device)):
-        bench(m.DeviceLeaving(device))

@@ -91,15 +91,6 @@ def test_each_trial_has_its_lane_and_a_promise_that_follows_its_need():
         assert (float(place.persistent), float(place.ephemeral)) == pytest.approx(promised), memory
 
 
-def test_one_large_need_does_not_keep_the_other_trials_apart():
-    b = bench(devices=2, c=4)
-    b(*[plain(f"t{k}") for k in range(12)])
-    b(needs("t0", 0.2), needs("t1", 0.2))
-    assert all(len(tenants) == 4 for tenants in holders(b.engine).values())
-    b(m.NeedFound("t0", 1.0, 0.9), m.WorkerLost("t0"), m.TrialEnded("t1", "stopped"))
-    assert sorted(map(len, holders(b.engine).values())) == [4, 4], "one odd trial made c 1 for all"
-
-
 def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
     b = bench(devices=3, c=2)
     b(*[plain(name) for name in ("busy", "small", "large", "x", "y", "z")])
@@ -140,21 +131,6 @@ def test_a_repeated_or_shortened_budget_is_no_promotion():
         m.BudgetChanged("a", 8),
     )
     assert b.engine.trial("a").rung == 0
-
-
-def test_under_fifo_no_device_is_shared():
-    b = bench(policy="FIFO")
-    b(*[plain(f"t{k}") for k in range(4)])
-    b(needs("t0", 0.1))
-    assert b.engine.tenants(0) == ("t0",)
-
-
-def test_a_search_for_c_obeys_the_memory_too():
-    b = Bench(1, lanes="FAIR", max_packing=None)
-    b(elastic("a", 100), elastic("b", 100))
-    for _ in range(8):
-        b(m.Result("a", 1.0, 1, 0.6))
-    assert b.engine.tenants(0) == ("a",)
 
 
 def test_impossible_memory_figures_are_refused():

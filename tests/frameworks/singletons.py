@@ -17,10 +17,6 @@ SINGLETONS = {
         "from accelerate import PartialState; PartialState(cpu=True)",
         "sorted(__import__('accelerate').state.PartialState._shared_state)",
     ),
-    "transformers.verbosity": (
-        "import transformers; transformers.logging.set_verbosity_debug()",
-        "__import__('transformers').logging.get_verbosity()",
-    ),
     "transformers.auto_config": (
         "import transformers as t\n"
         "class C(t.PretrainedConfig): model_type = 'a-trials'\n"
@@ -37,7 +33,6 @@ SINGLETONS = {
         "import keras; keras.mixed_precision.set_global_policy('mixed_bfloat16')",
         "__import__('keras').mixed_precision.dtype_policy().name",
     ),
-    "wandb.run": ("import wandb; wandb.init(mode='disabled')", "__import__('wandb').run is None"),
     "mlflow.uri": (
         "import mlflow; mlflow.set_tracking_uri('sqlite:///a-trials.db')",
         "'a-trials' in __import__('mlflow').get_tracking_uri()",
@@ -50,17 +45,9 @@ SINGLETONS = {
         "import logging, lightning.pytorch\nlogging.getLogger('lightning.pytorch').handlers.clear()",
         "__import__('lightning.pytorch') and len(__import__('logging').getLogger('lightning.pytorch').handlers)",
     ),
-    "xgboost.config": (
-        "import xgboost; xgboost.set_config(verbosity=3)",
-        "__import__('xgboost').get_config()['verbosity']",
-    ),
     "lightgbm.logger": (
         "import lightgbm, logging; lightgbm.register_logger(logging.getLogger('a'))",
         "type(__import__('lightgbm').basic._LOGGER).__name__",
-    ),
-    "optuna.verbosity": (
-        "import optuna; optuna.logging.set_verbosity(optuna.logging.DEBUG)",
-        "__import__('optuna').logging.get_verbosity()",
     ),
     "optuna.handler": (
         "import optuna; optuna.logging.disable_default_handler()",
@@ -72,38 +59,6 @@ SINGLETONS = {
         "__import__('sqlalchemy.engine').event.contains("
         "__import__('sqlalchemy.engine').engine.Engine, 'connect', print)",
     ),
-    "huggingface_hub.verbosity": (
-        "import huggingface_hub; huggingface_hub.logging.set_verbosity_debug()",
-        "__import__('huggingface_hub').logging.get_verbosity()",
-    ),
-    "sklearn.config": (
-        "import sklearn; sklearn.set_config(assume_finite=True)",
-        "__import__('sklearn').get_config()['assume_finite']",
-    ),
-    "joblib.backend": (
-        "import joblib; joblib.parallel_config(backend='threading')",
-        "__import__('joblib').parallel.get_active_backend()[0].__class__.__name__",
-    ),
-    "pandas.options": (
-        "import pandas; pandas.set_option('display.precision', 2)",
-        "__import__('pandas').get_option('display.precision')",
-    ),
-    "matplotlib.parameters": (
-        "import matplotlib; matplotlib.use('svg'); matplotlib.rcParams['lines.linewidth'] = 9",
-        "[__import__('matplotlib').get_backend(), __import__('matplotlib').rcParams['lines.linewidth']]",
-    ),
-    "tqdm.bars": (
-        "import builtins, tqdm; builtins.bar = tqdm.tqdm(total=3)",
-        "len(getattr(__import__('tqdm').tqdm, '_instances', ()))",
-    ),
-    "PIL.formats": (
-        "import PIL.Image; PIL.Image.register_extension('A', '.trials')",
-        "'.trials' in __import__('PIL.Image').Image.EXTENSION",
-    ),
-    "pyarrow.pool": (
-        "import pyarrow; pyarrow.set_memory_pool(pyarrow.system_memory_pool())",
-        "__import__('pyarrow').default_memory_pool().backend_name",
-    ),
     "torch.dtype": (
         "import torch; torch.set_default_dtype(torch.float64)",
         "str(__import__('torch').get_default_dtype())",
@@ -112,12 +67,6 @@ SINGLETONS = {
         "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)",
         "__import__('torch').distributed.is_initialized()",
     ),
-    "opentelemetry.sdk.provider": (
-        "from opentelemetry import trace; from opentelemetry.sdk.trace import TracerProvider\n"
-        "trace.set_tracer_provider(TracerProvider())",
-        "type(__import__('opentelemetry.trace').trace._TRACER_PROVIDER).__name__",
-    ),
-    "rich.console": ("import rich; rich.reconfigure(width=7)", "__import__('rich').get_console().width == 7"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.frameworks.catalogue import NEEDS, missing
-from benchmarks.frameworks.runs import Outcome, differences, run, same
+from benchmarks.frameworks.runs import Outcome, differences, run
 from benchmarks.sides import OURS
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.ray, pytest.mark.usefixtures("no_ray"), pytest.mark.timeout(600)]
@@ -65,23 +65,3 @@ def test_no_trial_of_keras_sees_what_another_has_registered(framework: str) -> N
 def test_lightning_keeps_the_handlers_of_its_log_in_each_trial(framework: str) -> None:
     handlers = by_trial(outcome(framework, OURS), "log_handlers")
     assert handlers == {trial: [1.0, 1.0, 1.0] for trial in handlers}
-
-
-def test_results_are_equal_to_a_millionth() -> None:
-    assert same(
-        {"loss": [1.0, float("nan")], "precision": "no"}, {"loss": [1.0 + 1e-9, float("nan")], "precision": "no"}
-    )
-    assert not same({"loss": [1.0]}, {"loss": [1.00001]})
-    assert not same({"loss": [1.0]}, {"loss": [1.0, 1.0]})
-    assert not same({"precision": "no"}, {"precision": "bf16"})
-    assert not same({"loss": [1.0]}, None)
-
-
-def test_what_differs_is_named_by_trial() -> None:
-    ours = {"results": {"a": {"loss": [1.0]}, "b": {"error": "x"}}, "left": {"runs": 2}}
-    stock = {"results": {"a": {"loss": [1.0]}, "b": {"loss": [2.0]}}, "left": {"runs": 3}}
-    assert differences(ours, ours) == []
-    assert differences(ours, stock) == [
-        "b: {'error': 'x'} (stock: {'loss': [2.0]})",
-        "left behind: {'runs': 2} (stock: {'runs': 3})",
-    ]

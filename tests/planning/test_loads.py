@@ -52,18 +52,6 @@ def test_a_width_is_a_share_or_whole_devices(width: object) -> None:
         runtime(TrialLoad("a", 1.0), width)  # type: ignore[arg-type]
 
 
-def test_packing_limit_of_free_and_useless_packing() -> None:
-    assert packing_limit({1: 1.0, 2: 1.0, 3: 1.0}, 0.1) == 3  # O(2) = 1/2, O(3) = 1/3
-    assert packing_limit({1: 1.0, 2: 2.0}, 0.0) == 1  # O(2) = 0 is not above 0
-    assert packing_limit({1: [1.0], 2: [1.0, 1.4], 3: [2.0, 2.0, 2.6]}, 0.1) == 2  # O = 0.4, then -0.22
-    assert packing_limit({1: 1.0}, 0.1) == 1
-
-
-def test_packing_limit_stops_at_the_first_p_that_does_not_pay_or_was_not_measured() -> None:
-    assert packing_limit({1: 1.0, 2: 1.0, 4: 1.0}, 0.1) == 2
-    assert packing_limit({1: 1.0, 2: 1.9, 3: 1.9}, 0.1) == 1  # O(3) would be 1/3
-
-
 @pytest.mark.parametrize(
     ("times", "words"),
     [

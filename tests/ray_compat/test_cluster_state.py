@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from ray._private import worker as rays
 
 from fluidtune.ray_compat import cluster_state
 
@@ -27,3 +28,9 @@ def test_a_cluster_that_says_nothing_may_grow() -> None:
 @pytest.mark.usefixtures("ray2")
 def test_a_cluster_of_ones_own_does_not_grow() -> None:
     assert not cluster_state.may_get_nodes()
+
+
+def test_local_mode_is_known_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(rays, "LOCAL_MODE", 2) == 2 and not cluster_state.in_local_mode()
+    monkeypatch.setattr(rays.global_worker, "mode", 2)
+    assert cluster_state.in_local_mode()

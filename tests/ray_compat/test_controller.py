@@ -17,7 +17,6 @@ from ray.tune.utils import serialization
 from ray.util import debug
 
 from fluidtune.ray_compat import controller as compat
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRIAL_INFO
 from fluidtune.tune.manager import FluidActorManager
 from tests.ray_compat.inspecting import attributes_of
 
@@ -50,19 +49,6 @@ def test_how_many_trials_tune_lets_be_pending_is_its_own_number_after_a_restore(
     made = compat.TuneController.__new__(compat.TuneController)
     made._search_alg, made._max_pending_trials = None, 28  # as it was saved
     assert compat.max_pending_trials(made) == 1 == made._max_pending_trials
-
-
-def test_what_the_first_trial_asked_for_is_saved_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen: a restored run refused trials that it had run before, since Tune adds them in another order."""
-    first, next_ = {"CPU": 2.0}, {"CPU": 1.5}
-    made, restored = (compat.TuneController.__new__(compat.TuneController) for _ in range(2))
-    own = attributes_of(compat.TuneController) - set(dir(compat.TuneController))
-    vars(made).update(dict.fromkeys(own))
-    assert compat.request_of_run(made, first) == first == compat.request_of_run(made, next_)
-    saved = json.dumps(made.__getstate__(), cls=serialization.TuneFunctionEncoder)
-    monkeypatch.setattr(compat.TuneController, "_create_checkpoint_manager", lambda self: None)
-    restored.__setstate__(json.loads(saved, cls=serialization.TuneFunctionDecoder))
-    assert compat.request_of_run(restored, next_) == first
 
 
 @pytest.mark.parametrize("name, call", USES, ids=[f"{i}-{name}" for i, (name, _) in enumerate(USES)])
@@ -139,42 +125,6 @@ def test_futures_are_resolved_through_the_same_path() -> None:
     source = inspect.getsource(tune_controller)
     assert "self._actor_manager._actor_task_events.resolve_future(future)" in source
     assert list(inspect.signature(FluidActorManager.resolve_future).parameters) == ["self", "future"]
-
-
-def test_schedulers_are_handed_a_wrapper_with_its_controller() -> None:
-    class Wrapper:
-        _tune_controller = "the controller"
-
-    assert compat.controller_behind(Wrapper()) == "the controller"
-    assert compat.controller_behind("bare") == "bare"
-
-
-def test_tune_is_told_of_a_tracked_actor_unless_it_took_the_callback_back() -> None:
-    told: list[Any] = []
-    tracked = compat.TrackedActor(
-        7,
-        on_start=lambda of: told.append(("start", of)),
-        on_stop=lambda of: told.append(("stop", of)),
-        on_error=lambda of, error: told.append((str(error), of)),
-    )
-    assert tracked.actor_id == 7 and tracked in {tracked: 1}
-    compat.tell_started(tracked)
-    compat.tell_stopped(tracked)
-    compat.tell_failed(tracked, ValueError("died"))
-    assert told == [("start", tracked), ("stop", tracked), ("died", tracked)]
-    tracked.set_on_start(None)
-    tracked.set_on_stop(None)
-    tracked.set_on_error(None)
-    compat.tell_started(tracked)
-    compat.tell_stopped(tracked)
-    compat.tell_failed(tracked, ValueError("died"))
-    assert len(told) == 3
-
-
-def test_a_result_that_says_a_function_is_done_has_its_key() -> None:
-    assert isinstance(RESULT_DUPLICATE, str) and isinstance(TRIAL_INFO, str)
-    source = inspect.getsource(tune_controller)
-    assert "RESULT_DUPLICATE" in source
 
 
 class Controller(compat.TuneController):

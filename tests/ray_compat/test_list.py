@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
@@ -47,8 +46,6 @@ from ray.tune.trainable import FunctionTrainable, trainable
 from ray.tune.utils import flatten_dict, serialization
 
 from fluidtune import ray_compat
-from fluidtune.tune.api import Tuner as FluidTuner
-from fluidtune.tune.scheduler import FluidScheduler
 from tests.ray_compat.inspecting import attributes_of
 from tools import ray_boundary
 
@@ -189,16 +186,3 @@ def test_nothing_is_used_that_is_not_listed() -> None:
         "ray.train.v2._internal.execution.worker_group.worker_group",
         "ray.tune.trainable.trainable",
     }
-
-
-@pytest.mark.parametrize("cls, base", [(FluidScheduler, "TrialScheduler"), (FluidTuner, "Tuner")])
-def test_our_subclasses_reuse_no_private_name_of_their_ray_base(cls: type, base: str) -> None:
-    rays = next(one for one in cls.__mro__[1:] if one.__name__ == base)
-    tree = ast.parse(Path(importlib.import_module(cls.__module__).__file__ or "").read_text())
-    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
-    ours = set(vars(cls)) | {
-        node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    private = {name for name in ours & attributes_of(rays) if name.startswith("_") and not name.startswith("__")}
-    # ABC's and Ray's own bookkeeping for every class.
-    assert private <= {"_abc_impl"}

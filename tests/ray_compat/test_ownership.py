@@ -35,11 +35,7 @@ def of(name: str) -> Callable[[], Any]:
     options = dict(num_cpus=0, max_restarts=0)
     return {
         "remote": lambda: ray.remote(Counter).remote(),
-        "options": lambda: ray.remote(Counter).options(**options).remote(),
-        "decorated": lambda: ray.remote(num_cpus=0)(Counter).remote(),
         "named": lambda: ray.remote(Counter).options(name="a counter", **options).remote(),
-        "detached": lambda: ray.remote(Counter).options(name="a counter", lifetime="detached", **options).remote(),
-        "get_if_exists": lambda: ray.remote(Counter).options(name="a counter", get_if_exists=True).remote(),
         "task": lambda: ray.get(ray.remote(one).remote()),
         "task with options": lambda: ray.get(ray.remote(one).options(num_cpus=0).remote()),
         "placement group": lambda: remove_placement_group(placement_group([{"CPU": 1}])),
@@ -68,7 +64,7 @@ class Trial:
         return False
 
 
-_MAKES = ("remote", "options", "decorated", "named", "detached", "get_if_exists", "task", "task with options")
+_MAKES = ("remote", "named", "task", "task with options")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import SimpleNamespace
 
-from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
     AsyncHyperBandScheduler,
@@ -18,8 +16,6 @@ from ray.tune.schedulers import (
 )
 
 from fluidtune.ray_compat import schedulers
-from tests.ray_compat.algorithm_states import halve
-from tests.ray_compat.inspecting import attributes_of
 
 
 def pbt(synch: bool = False) -> PopulationBasedTraining:
@@ -48,45 +44,3 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
         pass
 
     assert schedulers.waits_for_checkpoints(Own()), "nobody knows what it does"
-
-
-def test_hyperband_s_rungs_are_where_we_read_them() -> None:
-    assert {"_metric_op"} <= attributes_of(HyperBandScheduler)
-    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max", time_attr="epochs")
-    assert schedulers.time_attribute(base) == "epochs"
-    trials = [Trial("__fake", stub=True) for _ in range(17)]
-    for trial in trials:
-        base.on_trial_add(None, trial)
-    first, second, third = schedulers.brackets(base)
-    assert [(one.band, one.index) for one in (first, second, third)] == [(0, 0), (0, 1), (0, 2)]
-    assert [one.halvings_left for one in (first, second, third)] == [0, 1, 2]
-    assert [one.competing for one in (first, second, third)] == [3, 5, 9]
-    assert (third.rung_end, third.reduction_factor, third.limit) == (1, 3, 9)
-    assert third.holds(trials[8]) and not third.holds(trials[7])
-    assert third.promoted() == third.left_over() == []
-
-
-def test_the_trials_that_hyperband_promotes_are_paused_ones_that_a_halving_kept() -> None:
-    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
-    trials = [Trial("__fake", stub=True) for _ in range(17)]
-    for trial in trials:
-        base.on_trial_add(None, trial)
-    kept = halve(base, 2, trials[8:])
-    third = list(schedulers.brackets(base))[2]
-    assert (third.halvings_left, third.rung_end, len(kept)) == (1, 3, 3)
-    assert third.promoted() == []
-    kept[0].set_status(Trial.PAUSED)
-    assert third.promoted() == []
-    base._hyperbands[0][2].trials_to_unpause.add(kept[0])
-    assert third.promoted() == [kept[0]] and third.left_over() == []
-
-
-def test_pbt_s_intervals_and_population_are_where_we_read_them() -> None:
-    base, trial = pbt(), Trial("__fake", stub=True)
-    assert schedulers.time_attribute(base) == "training_iteration"
-    assert schedulers.next_perturbation(base) is None and schedulers.population(base) == {}
-    assert schedulers.next_perturbation(pbt(synch=True)) == (4, 1)
-    base.set_search_properties("score", "max")
-    trial.evaluated_params = {"x": 1}
-    base.on_trial_add(SimpleNamespace(search_alg=None), trial)  # type: ignore[arg-type]
-    assert schedulers.population(base) == {trial: 0}

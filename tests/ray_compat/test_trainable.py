@@ -29,10 +29,6 @@ def test_a_trainable_counts_on_from_what_it_is_given() -> None:
     assert compat.own_totals(trainable) == (300, 4)
 
 
-def test_a_process_without_a_training_function_has_no_thread_of_one() -> None:
-    assert compat.training_thread() is None
-
-
 def test_a_loop_that_writes_its_last_commit_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, writes, written = threading.Semaphore(0), threading.Event(), []
 

@@ -163,14 +163,3 @@ def test_other_file_systems_get_the_same_files(kind: str, tmp_path: Path) -> Non
     found = files.get_file_info(pyarrow.fs.FileSelector("run", recursive=True))
     names = {os.path.relpath(each.path, "run"): each.size for each in found if each.is_file}
     assert names == {"trial_0/result.json": 1, "trial_1/result.json": 1, "experiment_state-1.json": 1}
-
-
-def test_a_trials_artifacts_are_brought_without_being_read_at_once(tmp_path: Path) -> None:
-    """Its working directory has no state of a run."""
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "model").write_bytes(b"x" * 100)
-    syncer = stored(tmp_path).syncer
-    _, given = syncer._sync_up_command(str(tmp_path / "work"), str(tmp_path / "there"))
-    assert given["state"] is None
-    brought(syncer, tmp_path / "work", str(tmp_path / "there"))
-    assert (tmp_path / "there" / "model").stat().st_size == 100

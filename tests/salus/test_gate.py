@@ -17,7 +17,6 @@ import pytest
 from salus_share import SalusError, seat_table
 from salus_share import gate as gate_module
 from salus_share.gate import Gate
-from salus_share.packing import SEATS
 from salus_share.seat_table import FILE, SeatTable
 from salus_share.turns import INSIDE, READY
 from tests.contracts.processes import until
@@ -35,17 +34,6 @@ from tests.salus.processes import (
 
 def seat(directory, name, **more) -> Gate:
     return Gate(directory, name, "FAIR", **more)
-
-
-def test_a_trial_alone_passes_and_is_counted(directory) -> None:
-    gate = seat(directory, "a", remaining=5.0)
-    for _ in range(3):
-        with gate.iteration():
-            time.sleep(0.01)
-    found = SeatTable(directory).seat(0)
-    assert 0.03 <= found.service < 5
-    assert found.remaining == pytest.approx(5.0 - found.service)
-    assert found.last_turn == 3
 
 
 def test_an_iteration_that_raises_gives_the_lane_back(directory) -> None:
@@ -196,25 +184,6 @@ def test_a_trial_that_moves_to_another_lane_is_level_with_those_that_are_there(d
         assert SeatTable(directory).seat(0).service == moved.service
 
 
-def test_trials_of_one_device_take_turns_by_one_policy(directory) -> None:
-    gate = seat(directory, "a")
-    with pytest.raises(SalusError, match="by FAIR, asked for was PACK; use the same"):
-        Gate(directory, "b", "PACK")
-    gate.leave()
-    with Gate(directory, "b", "tests.salus.test_policies:Last").iteration():
-        pass
-    with pytest.raises(SalusError, match="nosuch"):
-        Gate(directory, "c", "nosuch")
-
-
-def test_without_room_for_the_table_nothing_of_it_is_left(directory) -> None:
-    with at_most(resource.RLIMIT_FSIZE, 0), pytest.raises(OSError, match="too large"):
-        seat(directory, "a")
-    assert os.listdir(directory) == ["lock"]
-    with seat(directory, "a").iteration():
-        pass
-
-
 def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
     first, second = seat(directory, "a"), seat(directory, "b")
 
@@ -240,14 +209,6 @@ def test_what_is_no_seat_table(tmp_path) -> None:
     (tmp_path / FILE).write_bytes(b"\0" * 4096)
     with pytest.raises(SalusError, match="not a seat table"):
         seat(tmp_path, "a")
-
-
-def test_seats_run_out(directory) -> None:
-    gates = [seat(directory, "x" * 100) for _ in range(SEATS)]
-    with pytest.raises(SalusError, match="another one"):
-        seat(directory, "one more")
-    gates[3].leave()
-    seat(directory, "one more")
 
 
 def test_trials_of_another_container_are_not_taken_to_be_dead(directory) -> None:

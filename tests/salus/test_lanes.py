@@ -30,12 +30,6 @@ def test_step_3_grows_the_smallest_lane_that_helps() -> None:
     assert made.admit("c", 5, 55) == 1
 
 
-def test_the_id_of_a_lane_is_not_used_again() -> None:
-    made = table(100, ("a", 10, 80))
-    made.release("a")
-    assert made.admit("c", 1, 1) == 1
-
-
 def test_one_lane_only() -> None:
     made = table(100, ("a", 10, 20), ("b", 10, 40), max_lanes=1)
     assert made.lanes == {0: Lane(40, ("a", "b"))}

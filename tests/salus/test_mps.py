@@ -81,10 +81,6 @@ def test_a_daemon_that_serves_another_user_is_left_to_him(tmp_path, calls, monke
     assert daemon_of(tmp_path / "gpu")._theirs() == (theirs if used else None)
 
 
-def test_a_process_that_is_no_mps_server_has_no_owner_here() -> None:
-    assert mps._owner_of_server(os.getpid()) is None and mps._owner_of_server(1 << 30) is None
-
-
 def use(pipe, directory: Path) -> None:
     """A process that uses the GPU's daemon until it is killed."""
     pipe.send(daemon_of(directory).acquire())

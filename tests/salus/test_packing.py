@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from salus_share import LaneTable, Need, choose_device, policy, shares
-from salus_share.policies import Standing
+from salus_share import LaneTable, Need, choose_device
 
 
 def test_a_trial_joins_the_least_busy_trials_that_leave_it_the_memory() -> None:
@@ -26,17 +23,3 @@ def test_a_trial_joins_the_least_busy_trials_that_leave_it_the_memory() -> None:
     assert chosen(half, {"one": [half], "fuller": [Need(20, 30, 0.45)]}) == "fuller"
     assert chosen(Need(60, 50), devices) is None
     assert chosen(Need(10, 70), {"turns": [Need(20, 10)]}) == "turns"
-
-
-# Shares
-
-
-def standing(arrival: int, **more: float) -> Standing:
-    return Standing(arrival, **more)
-
-
-@pytest.mark.parametrize("name", ["FAIR", "PACK", "HPT"])
-def test_equals_share_equally(name: str) -> None:
-    for count in (1, 2, 3, 7):
-        lane = {str(k): standing(k, remaining=10.0 * k, service=float(k)) for k in range(count)}
-        assert shares(policy(name), [lane]) == dict.fromkeys(lane, 1 / count)

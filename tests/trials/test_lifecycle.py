@@ -140,22 +140,6 @@ def kinds(instructions: list[m.Instruction]) -> list[str]:
 # --- a leader
 
 
-def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.LeaderDied(driver.call, ERROR, "killed", True, True))
-    assert kinds(out) == ["DropCalls", "NoteDeparture", "PollDevices", "Tell"]
-    assert told(out) == [engine.WorkerLost("a")]
-    assert driver.states == ("queued", "steady", "stay")
-    driver.placed(1)
-    driver.found("w1")
-    again = driver.loaded()
-    assert again == [
-        m.TellRecovered(process("w1", 1), "its worker died: killed"),
-        m.CallLeader(process("w1", 1), driver.call),
-    ]
-
-
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
@@ -167,17 +151,6 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     out = driver.hears(m.CheckpointRestored(restore.call, 4, 40))
     assert driver.life.seen.delivered == 4 and driver.life.seen.number == 40
     assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
-
-
-def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
-    driver = Driver(checkpoint=m.Checkpoint(4)).live()
-    driver.asked()
-    for _ in range(2):
-        driver.hears(release("a", (0,)))
-        driver.placed(0)
-        driver.found()
-        driver.loaded()
-    assert [call.method for call in driver.life.calls] == ["restore", "train"]
 
 
 @pytest.mark.parametrize(
@@ -207,15 +180,6 @@ def test_an_iteration_forgives_losses() -> None:
     assert driver.life.place == "queued"
 
 
-def test_a_result_that_comes_twice_counts_once() -> None:
-    driver = Driver().live()
-    driver.asked()
-    reply = m.IterationDone(driver.call, Shown(1), 1)
-    assert kinds(driver.hears(reply)) == ["Tell", "WriteIteration", "TellTune"]
-    assert driver.hears(reply) == []
-    assert driver.life.seen.results == 1
-
-
 def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
     driver = Driver().live()
     driver.asked()
@@ -241,13 +205,6 @@ def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) ->
         assert kinds(driver.asked("save")) == ["CallLeader"]
 
 
-def test_a_checkpoint_that_came_with_an_earlier_result_answers_no_save() -> None:
-    driver = Driver().live()
-    driver.trained(1, saved="first")
-    driver.trained(2)
-    assert kinds(driver.asked("save")) == ["CallLeader"]
-
-
 def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
     driver = Driver().live()
     driver.asked()
@@ -257,12 +214,7 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
     assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
-def test_a_trial_that_cannot_stay_goes_on_elsewhere_once_and_reports_nothing() -> None:
-    driver = Driver()
-    driver.placed(0)
-    driver.found()
-    needed = m.CannotStay(process("w0", 0), "it reads X, which no forked process has")
-    assert told(driver.hears(needed)) == [engine.WorkerLost("a")] and driver.hears(needed) == []
+def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
     driver = Driver().elastic()
     driver.asked()
     anew = m.CannotStay(driver.call, "its commit is not whole")
@@ -417,32 +369,6 @@ def test_a_trial_grows_while_it_trains() -> None:
     assert driver.states == ("live", "steady", "stay") and driver.life.crew.width == 3
 
 
-def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_is_loaded() -> None:
-    driver = Driver()
-    assert driver.placed(0, 1) == [m.RequestLeader(0, (), 1)]
-    driver.found()
-    out = driver.loaded()
-    assert kinds(out) == ["Write", "RequestJoiner", "TellStarted"]
-    joiner = driver.joins(1)[1]
-    assert told(driver.hears(m.Attached(joiner))) == [engine.Resized("a", (0, 1), 0.0)]
-
-
-def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
-    driver = Driver()
-    driver.placed(0)
-    assert driver.hears(resize("a", (0, 1))) == []
-    driver.found()
-    assert kinds(driver.loaded()) == ["Write", "RequestJoiner", "TellStarted"]
-
-
-def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None:
-    driver = Driver()
-    driver.placed(0, 1)
-    assert told(driver.hears(resize("a", (0,)))) == [engine.Resized("a", (0,), 0.0)]
-    driver.found()
-    assert kinds(driver.loaded()) == ["TellStarted"]
-
-
 def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     driver, attached = Driver().wide()
     driver.asked()
@@ -508,26 +434,6 @@ def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
     assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
-def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
-    driver, attached = Driver().wide()
-    driver.hears(resize("a", (0, 1, 2, 3, 4)))
-    new = driver.joins(3, 4)
-    driver.hears(m.Attached(new[3]))
-    out = driver.hears(m.FollowerEnded(attached[1], "died"))
-    assert kinds(out) == ["Discard", "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
-
-
-def test_followers_are_unloaded_after_their_leader() -> None:
-    driver, attached = Driver().wide()
-    driver.hears(resize("a", (0, 1, 2, 3)))
-    joiner = driver.joins(3)[3]
-    out = driver.hears(release("a", (0,)))
-    unloaded = [each.worker for each in out if isinstance(each, m.Unload)]
-    assert unloaded == [process("w0", 0), *attached.values(), joiner]
-    assert driver.hears(m.FollowerEnded(attached[1], "over")) == []
-
-
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
     driver = Driver().live()
     assert "Spread" not in kinds(driver.trained(1))
@@ -556,11 +462,6 @@ def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts
     assert told(driver.trained(1, **facts))[-1] == engine.Result("a", 1.0, width)
 
 
-def test_an_iteration_that_began_before_the_growth_ran_on_one_device() -> None:
-    driver, _ = Driver().wide()
-    assert told(driver.trained(2, width=1, calls_modules=True)) == [engine.Result("a", 1.0, 1.0)]
-
-
 def test_what_was_checked_is_written_down() -> None:
     driver = Driver().live()
     out = driver.trained(1, calls_modules=True, checked=(("Net", "divided", ""), ("Head", "whole", "it mixes samples")))
@@ -584,15 +485,6 @@ def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_train
     driver.hears(m.Attached(driver.joins(1)[1]))
     assert engine.GrowthEnded("a") not in told(driver.trained(1, width=0)), "it was not there all the time"
     assert engine.GrowthEnded("a") in told(driver.trained(2, width=2))
-
-
-def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
-    driver = Driver().live()
-    driver.hears(resize("a", (0, 1)))
-    driver.joins(1)
-    out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
-    assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
-    assert told(out)[1:3] == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
 
 
 @pytest.mark.parametrize("elastic", [True, False])
@@ -623,8 +515,3 @@ def test_an_error_tells_what_happened_before() -> None:
         "  MethodCalled(call=train, plain=True) -> live, steady, stay",
         "  Left(ending='stopped', keep=False, waits=False)",
     ]
-
-
-def test_what_is_no_event_is_named() -> None:
-    with pytest.raises(LifeError, match="is not an event"):
-        handle(Driver().life, m.Event())

@@ -117,10 +117,9 @@ def test_a_repeater_gets_its_repetitions(tmp_path: Path) -> None:
     assert xs[0] == xs[1] and xs[2] == xs[3]
 
 
-@pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
-def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(scheduler: Any, tmp_path: Path) -> None:
+def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(tmp_path: Path) -> None:
     def make() -> Any:
-        return scheduler(time_attr="at", max_t=6, reduction_factor=3)
+        return HyperBandScheduler(time_attr="at", max_t=6, reduction_factor=3)
 
     sides = [run(side, tmp_path, make(), max_concurrent_trials=1)[0] for side in ("stock", "fluid")]
     assert outcome(sides[1]) == outcome(sides[0])

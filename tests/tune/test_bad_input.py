@@ -17,7 +17,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 import fluidtune
 from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError, driver_lock
-from fluidtune.tune import api, tuning_job
+from fluidtune.tune import tuning_job
 from tests.tune.running import fit
 from tests.tune.trainables import without_checkpoints
 
@@ -57,19 +57,6 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"devices": "cpu:2", "profile": "p.json"}, ("is for emulated devices",)),
     ({"devices": "emulated"}, ("emulated:N",)),
 ]
-
-
-def test_ray_is_not_started_where_the_script_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under stock: Ray's own variable."""
-    started: list[bool] = []
-    monkeypatch.setattr(api.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(api.ray, "init", lambda: started.append(True))
-    monkeypatch.setenv("TUNE_DISABLE_AUTO_INIT", "1")
-    api._ready(FluidExecutor(fork_server=False))
-    assert not started
-    monkeypatch.setenv("TUNE_DISABLE_AUTO_INIT", "0")
-    api._ready(FluidExecutor(fork_server=False))
-    assert started
 
 
 @pytest.mark.parametrize(("settings", "mentions"), REFUSED, ids=str)

@@ -11,66 +11,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.devices import device_source
-from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
-from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.errors import FluidTuneError
 from tests.tune.trainables import began_at, report_saved
-from tests.tune.tried_manager import Tried, wide
-
-BUS = "NVML says of GPU 0: GPU is lost"
-
-
-@pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What the cluster has."""
-    found = {"CPU": 2.0}
-    monkeypatch.setattr(device_source.ray, "nodes", lambda: [{"Resources": found, "Alive": True}])
-    return found
-
-
-def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried, cores: dict[str, float]) -> None:
-    run = tried.placed(1.0)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    (broken,) = run.life.crew.devices
-    tried.answered(run, IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
-    tried.manager._advance()
-    assert run.life.crew.leader is not None and run.life.crew.devices == (1 - broken,) and not run.life.squeezed
-    (event,) = tried.logged("device_lost")
-    assert (event["device"], event["reason"]) == (broken, BUS)
-    assert not tried.job.engine.has_device(broken)
-
-
-def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(
-    tried: Tried, cores: dict[str, float]
-) -> None:
-    run = tried.placed(1.0)
-    worker, (broken,) = run.life.crew.leader, run.life.crew.devices
-    assert worker is not None
-    tried.manager._dispatch._worker_answered(worker, WorkerInfo(7, ["0"], broken=BUS))
-    tried.manager._advance()
-    assert run.life.crew.devices == (1 - broken,) and run.life.crew.leader is not worker
-    tried.manager._dispatch._trial_unloaded(worker, None)
-    assert [event["reason"] for event in tried.logged("device_lost")] == [BUS]
-
-
-def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried, cores: dict[str, float]) -> None:
-    cores["CPU"] = 1.0
-    told: list[Any] = []
-    tried.manager._callbacks.tell_failed = lambda *args: told.append(args[-1])  # type: ignore[method-assign]
-    run = tried.placed(1.0, loaded=False)
-    tried.loaded(run, Lack(BUS, broken=0))
-    (error,) = told
-    assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
-    assert tried.logged("device_lost") == []
-
-
-def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried, cores: dict[str, float]) -> None:
-    run, follower = wide(tried)
-    tried.follower_ended(run, follower, Lack(BUS, broken=0))
-    tried.manager._advance()
-    assert run.life.crew.follower_errors == 0 and run.life.crew.devices == (0,) and run.life.crew.leader is not None
-    assert [event["device"] for event in tried.logged("device_lost")] == [follower.device]
 
 
 def loses_its_gpu(config: dict[str, Any]) -> None:

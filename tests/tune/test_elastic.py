@@ -73,35 +73,6 @@ class Restless:
         return out
 
 
-class ElasticClass(tune.Trainable):
-    """The same training as a class: the host comes to the boundary before every step."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        from fluidtune import elastic
-
-        torch.manual_seed(int(config["x"]))
-        inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
-        model = jobs.network(config["step"] / 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=16, shuffle=True)
-        self.model, self.optimizer, self.loader = elastic.prepare(model, optimizer, loader)
-
-    def step(self) -> dict[str, Any]:
-        import torch
-
-        total, count = 0.0, 0
-        for x, y in self.loader:
-            self.optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            total, count = total + loss.item() * len(x), count + len(x)
-        return {"value": total / count}
-
-
 @pytest.mark.core
 def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
@@ -114,19 +85,16 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
     assert not list(tmp_path.glob("fluid/*/.fluid_commit"))
 
 
-@pytest.mark.parametrize(
-    "trainable",
-    [pytest.param(jobs.elastic, marks=pytest.mark.core), pytest.param(ElasticClass, marks=pytest.mark.newest)],
-)
+@pytest.mark.core
 def test_losses_do_not_depend_on_when_a_trial_is_resized(
-    trainable: Any, tmp_path: Path, ray2: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ray2: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
     space = {"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")}
     executor = fluidtune.FluidExecutor(devices="cpu:2", reserve=True)
     run = {"stop": {"training_iteration": ITERATIONS}}
-    result = fit("fluid", trainable, space, tmp_path, executor=executor, run=run, metric="value", mode="min")[0]
+    result = fit("fluid", jobs.elastic, space, tmp_path, executor=executor, run=run, metric="value", mode="min")[0]
     values = list(result.metrics_dataframe["value"])
     expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)

@@ -48,13 +48,6 @@ from ray import tune
 import its_library
 from fluidtune.cluster.forks.child import is_forked
 
-@ray.remote(num_cpus=0)
-class Counter:
-    count = 0
-    def add(self):
-        self.count += 1
-        return self.count
-
 def train(config):
     import its_library
     found = {"pid": os.getpid(), "forked": is_forked()}
@@ -64,28 +57,22 @@ def train(config):
     found["state"] = its_library.configure(**({"precision": config["precision"]} if config["precision"] else {}))
     if config["index"] % 2:
         its_library.keep()
-    # (An actor of fewer cores than the trial needs a plain process: its libraries have other numbers of threads.)
-    counter = Counter.options(name="counter").remote() if CORES == 1 else None
-    found["counted"] = ray.get(counter.add.remote()) if CORES == 1 else 1
     tune.report(found)
 
-CORES = 2 if "two" in sys.argv else 1
-ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 space = {
     "index": tune.grid_search(list(range(6))),
     "precision": tune.sample_from(lambda spec: [None, "bf16", "no"][spec.config.index % 3]),
 }
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
-trainable = tune.with_resources(train, {"cpu": CORES})
+trainable = tune.with_resources(train, {"cpu": 2})
 results = tune.Tuner(trainable, param_space=space, run_config=run_config).fit()
 rows = sorted((each.config["index"], each.metrics) for each in results)
 print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
 """
 
 
-def fit(
-    tmp_path: Path, *args: str, fluid: bool = True, text: str = SCRIPT
-) -> tuple[list[str], list[dict[str, object]]]:
+def fit(tmp_path: Path, text: str = SCRIPT) -> tuple[list[str], list[dict[str, object]]]:
     """The errors of the script's trials, and what they have reported."""
     site = tmp_path / "site-packages"
     (site / "its_library").mkdir(parents=True)
@@ -93,7 +80,7 @@ def fit(
     (site / "its_library" / "loggers.py").write_text(LOGGERS)
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [sys.executable, *(["-m", "fluidtune", "run"] if fluid else []), str(script), str(tmp_path), *args]
+    command = [sys.executable, "-m", "fluidtune", "run", str(script), str(tmp_path)]
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": f"{site}:{os.getcwd()}"},
@@ -127,19 +114,16 @@ print(json.dumps([[str(each.error) for each in results if each.error], rows]))
 """
 
 
-@pytest.mark.parametrize(
-    "cores", [pytest.param("one", marks=pytest.mark.newest), pytest.param("two", marks=pytest.mark.core)]
-)
-def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str) -> None:
+@pytest.mark.core
+def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
     """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
-    errors, rows = fit(tmp_path, cores)
+    errors, rows = fit(tmp_path)
     assert errors == []
     assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
     assert [row["registered"] for row in rows] == [0] * 6
     asked = [{}, {"precision": "bf16"}, {"precision": "no"}] * 2
     assert [row["state"] for row in rows] == asked
     assert [row["logs"] for row in rows] == [[1, 20]] * 6
-    assert [row["counted"] for row in rows] == [1] * 6
     log = (tmp_path / "job" / "fluid_events.jsonl").read_text()
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each["event"] == "spare_taken" for each in events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -81,28 +80,6 @@ def test_callbacks_and_loggers_of_trials_that_pause_and_resume(tmp_path: Path) -
     assert starts > len(results), "no trial was paused and resumed, so this test has shown nothing"
 
 
-class Unhappy(Stepper):
-    """Its worker dies at the second iteration, and it cannot be set up again."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        if config["x"] == 1 and os.path.exists(config["marker"]):
-            raise RuntimeError("as ordered")
-        super().setup(config)
-
-    def step(self) -> dict[str, Any]:
-        if self.config["x"] == 1 and self.at == 1:
-            Path(self.config["marker"]).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step()
-
-
-def test_a_trial_that_raises_when_it_is_set_up_again_fails_alone(tmp_path: Path) -> None:
-    space = {"x": tune.grid_search([0, 1]), "marker": str(tmp_path / "died")}
-    good, bad = fit("fluid", Unhappy, space, tmp_path, run={"stop": {"training_iteration": 4}})
-    assert good.error is None and good.metrics["training_iteration"] == 4
-    assert "as ordered" in str(bad.error) and bad.metrics["training_iteration"] == 1
-
-
 class NotExported(Stepper):
     def export_model(self, export_formats: Any, export_dir: Any = None) -> Any:
         if self.x == 1:
@@ -156,6 +133,7 @@ def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Pa
         config={"x": tune.grid_search([0, 1]), "folder": str(tmp_path)},
         scheduler=StopsOthers(),
         stop={"training_iteration": 300},
+        resources_per_trial={"cpu": 1},
         export_formats=["model"],
         raise_on_failed_trial=False,
         storage_path=str(tmp_path / "runs"),
@@ -297,26 +275,6 @@ def test_a_fluid_scheduler_in_a_stock_tuner(tmp_path: Path) -> None:
 def with_large(config: dict[str, Any], table: list[int]) -> None:
     for iteration in range(1, 5):
         tune.report({"score": score(config["x"], iteration), "sum": sum(table)})
-
-
-def test_the_legacy_form(tmp_path: Path) -> None:
-    def trainable(config: dict[str, Any]) -> None:
-        # A function of its own: tune.with_resources leaves its mark on the one it is given.
-        without_checkpoints(config)
-
-    analysis = fluidtune.run(
-        trainable,
-        config={"x": tune.grid_search([0, 1, 2])},
-        stop={"training_iteration": 2},
-        resources_per_trial={"cpu": 1},
-        storage_path=str(tmp_path),
-        metric="score",
-        mode="max",
-        verbose=0,
-        executor=CPUS,
-    )
-    assert [t.last_result["training_iteration"] for t in analysis.trials] == [2, 2, 2]
-    assert analysis.best_config["x"] == max(range(3), key=lambda x: score(x, 2))
 
 
 class Counting(tune.search.Searcher):

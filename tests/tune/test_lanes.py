@@ -66,27 +66,6 @@ def overlapping(found: list[tuple[str, float, float]]) -> int:
 
 
 @pytest.mark.usefixtures("ray2")
-def test_as_many_share_a_device_as_its_memory_holds(tmp_path: Path) -> None:
-    # A worker holds some 400 MiB by itself; a third trial of 500 MiB more does not fit into 2 GiB.
-    space = {"x": tune.grid_search([1, 2, 3, 4]), "hold": 500, "use": 1, "n": 8, "log": str(tmp_path / "log")}
-    results = fit("fluid", held, space, tmp_path, executor=lanes(packing=3))
-    assert not results.errors
-    assert [result.metrics["training_iteration"] for result in results] == [8] * 4
-    there: set[str] = set()
-    most, first_alone = 0, True
-    for event in events_of(tmp_path):
-        if event["event"] == "trial_started":
-            there.add(event["trial"])
-        elif event["event"] in ("trial_ended", "trial_suspended"):
-            there.discard(event["trial"])
-        elif event["event"] == "trial_result" and event["iteration"] == 1 and most < 2:
-            first_alone = first_alone and len(there) == 1
-        most = max(most, len(there))
-    assert first_alone, "packed before anybody knew what a trial needs"
-    assert most == 2
-
-
-@pytest.mark.usefixtures("ray2")
 def test_trials_whose_peaks_do_not_fit_at_once_take_turns(tmp_path: Path) -> None:
     # 200 to 400 + 100 MiB each stay; of two peaks of 700 MiB only one fits beside them.
     space = {"x": tune.grid_search([1, 2]), "hold": 100, "use": 700, "n": 5, "meet": 5, "log": str(tmp_path / "log")}

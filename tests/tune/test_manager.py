@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,34 +17,14 @@ from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
-from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.tune import final_report, tuning_job, worker_specs
+from fluidtune.tune import tuning_job, worker_specs
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
-from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
+from fluidtune.tune.trial_run import PROGRESS, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
-from tests.engine.helpers import book
-from tests.tune.tried_manager import Tried, growing, leader_of
-
-
-def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert tried.taken_over == [("a", 0)] and tried.manager.step(0.0) and tried.told == ["started"]
-    told: list[Any] = []
-    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda tracked, result: told.append(result))
-    assert tried.job.stall_detector.newly_silent(1e9)[0].trial == "a"
-    reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0)
-    tried.answered(run, reply)
-    assert tried.manager.step(0.0) and told == [reply.result]
-    known = book(tried.job.engine, "a")
-    assert (known.kind, known.done, known.speed.by_width()) == ("checkpointing", 1, {1.0: 2.0})
-    assert not tried.job.stall_detector.silent
-    assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
-    tried.placed(1.0, name="b", loaded=False)
-    assert tried.logged("trial_added")[-1]["kind"] == "checkpointing", "a later trial of the trainable is of that kind"
+from tests.tune.tried_manager import Tried, leader_of
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
@@ -96,26 +75,6 @@ def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tri
     assert told == ["a"]
 
 
-def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
-    """A trial's first result has come, and with it ``saved``. Returns the run and Tune's later callbacks."""
-    run = tried.placed(1.0)
-    tried.manager.step(0.0)
-    told: list[Any] = []
-    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: told.append("trained"))
-    reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0, 1, saved=saved)
-    tried.answered(run, reply)
-    tried.manager.step(0.0)
-    assert told.pop() == "trained"
-    return run, told
-
-
-def asked_to_save(tried: Tried, run: TrialRun, told: list[Any]) -> list[str]:
-    """Tune asks for a checkpoint. Returns what the worker was called for up to now."""
-    tried.manager.schedule_actor_task(run.tracked, "save", on_result=lambda tracked, value: told.append(value))
-    called: list[str] = leader_of(run).actor.called
-    return called
-
-
 def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
     """The driver before had it restored and heard results; then it died. Seen: iterations were reported twice."""
     saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
@@ -137,30 +96,14 @@ def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tr
     assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
 
 
-def test_nothing_waits_for_a_trial_without_devices_to_be_exported(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    schedule = tried.manager.schedule_actor_task
-    schedule(run.tracked, "train")
-    future = schedule(run.tracked, "export_model", (["model"],), _return_future=True)
-    tried.answered(run, ValueError("as ordered"))
-    with pytest.raises(FluidTuneError, match="before it was exported"):
-        tried.manager.resolve_future(future)
-
-
 def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
     # Tune asserts that it knows the trial of every answer.
-    run, told = reported(tried, saved="first")
-    asked_to_save(tried, run, told)
+    run, told = tried.placed(1.0), list[Any]()
+    tried.manager.step(0.0)
+    tried.manager.schedule_actor_task(run.tracked, "save", on_result=lambda tracked, value: told.append(value))
+    tried.answered(run, "saved")
     tried.manager.clear_actor_task_futures(run.tracked)
     assert not tried.manager._callbacks and told == []
-
-
-def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tried: Tried) -> None:
-    run, joiner = growing(tried)
-    tried.attached(run, joiner, "for a test")
-    tried.manager._advance()
-    other = tried.placed(1.0, name="b", loaded=False)
-    assert other.life.growable and tried.logged("trial_added")[-1]["growable"] is True
 
 
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(tried: Tried) -> None:
@@ -173,14 +116,6 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(t
     assert not worker_specs.load_spec(tried.job, run).one_node
     del tried.devices.nodes[1]
     assert not worker_specs.load_spec(tried.job, run).one_node
-
-
-def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> None:
-    """A callback may remove the experiment's folder at the end of the run."""
-    report = final_report.FinalReport(tmp_path / "gone" / EVENT_LOG_NAME)
-    report.begin()
-    report.wait()
-    assert not (tmp_path / "gone").exists()
 
 
 def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,17 +214,6 @@ def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: Placement
 @pytest.mark.labels
 def test_a_label_selector_says_more_than_one_bundle() -> None:
     assert not is_one_bundle(PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]))
-
-
-def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Seen: with 10,000 waiting trials the driver did at most some tens of batches of events a second.
-    sorts: list[int] = []
-    in_order = WaitQueue.in_order
-    monkeypatch.setattr(WaitQueue, "in_order", lambda queue: sorts.append(len(queue)) or in_order(queue))
-    run = tried.placed(1.0)
-    tried.manager._emit(m.Result(run.id, 1.0, 1.0))
-    tried.manager._advance()
-    assert not sorts and tried.job.engine.waiting == () and sorts == [0]
 
 
 def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.conftest import placement_groups
 from tests.faults import jobs
 from tests.faults.test_kills import undisturbed
-from tests.tune.running import events_of, fit, outcome
+from tests.tune.running import events_of, fit
 
 pytestmark = pytest.mark.ray
 
@@ -33,12 +33,6 @@ def nesting(config: dict[str, Any]) -> None:
     """Starts tasks of its own on the cluster's cores and waits for them."""
     values = ray.get([double.remote(x) for x in range(config["x"] + 2)])
     tune.report({"score": float(sum(values)), "groups": len(placement_groups())})
-
-
-def mapping(config: dict[str, Any]) -> None:
-    """Maps with Ray Data, which needs a core beside the trial's."""
-    rows = ray.data.range(10).map_batches(lambda batch: {"id": batch["id"] * 2}).take_all()
-    tune.report({"score": float(sum(row["id"] for row in rows))})
 
 
 def picture() -> dict[str, float]:
@@ -70,15 +64,6 @@ def several(config: dict[str, Any]) -> None:
 def on_a_gpu(config: dict[str, Any]) -> None:
     """`with_resources` marks the function itself."""
     lasting(config)
-
-
-@ray.remote(num_cpus=0)
-def tune_in_a_task(path: str, name: str) -> list[Any]:
-    def trainable(config: dict[str, Any]) -> None:
-        tune.report({"score": float(config["x"])})
-
-    space = {"x": tune.grid_search([0, 1])}
-    return outcome(fit("fluid", trainable, space, Path(path) / name, executor=ON_DEMAND))
 
 
 @pytest.mark.usefixtures("ray4")
@@ -175,22 +160,6 @@ def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(one_n
     # Where it takes long until the trial grows, the loss is 1e-5 and its last digits are roundings.
     alone = undisturbed("elastic", 3.0, len(values), tmp_path / "undisturbed")
     assert values == pytest.approx(alone, rel=1e-4, abs=1e-8)
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None:
-    # A Ray of its own: Ray Data leaves actors behind.
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    results = fit("fluid", mapping, {"x": tune.grid_search([0])}, tmp_path, executor=ON_DEMAND)
-    assert [result.metrics["score"] for result in results] == [90.0]
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
-    # A Ray of its own: the processes of the two tasks stay, with the objects that Tune has put there.
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    tasks = [tune_in_a_task.remote(str(tmp_path), name) for name in "ab"]
-    assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
 
 
 @pytest.mark.newest

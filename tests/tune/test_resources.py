@@ -112,11 +112,6 @@ class TestCPUs:
         events = events_of(tmp_path)
         assert {e["share"] for e in events if e["event"] == "trial_started"} == {share}
 
-    def test_custom_resources_are_kept(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "custom_resources": {"licence": 1}}, trials=3)
-        assert together(results) <= 2, "there are two licences"
-        assert min(r.metrics["free"].get("licence", 0) for r in results) == 0
-
     def test_trials_that_ask_for_no_core_run_beside_those_that_hold_all(self, tmp_path: Path) -> None:
         @ray.remote(num_cpus=4)
         class Other:

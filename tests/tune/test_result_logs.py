@@ -43,12 +43,6 @@ def logged(folder: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in Path(folder).glob("*")}
 
 
-@pytest.mark.parametrize("reported", [0, 3])
-def test_nothing_is_there(trial: SimpleNamespace, reported: int) -> None:
-    result_logs.take_over(trial, reported)
-    assert logged(trial.local_path) == {}
-
-
 @pytest.mark.parametrize("stored", [None, 5, 8])
 def test_a_driver_on_the_same_ray_forgets_what_tune_never_saved(trial: SimpleNamespace, stored: int | None) -> None:
     # Tune's last save knew nothing of the trial, but the driver that died had logged eight iterations.

@@ -154,37 +154,21 @@ def test_what_a_script_finds_at_its_first_line(way: str, row: str, found: object
 #: How scripts end -> the script, and what must be in its output under Python for the row to say anything.
 ENDINGS = {
     "a file left open": ("f = open('out', 'w'); f.write('hello')\ndef main(): return f", ""),
-    "a compressed file left open": ("import gzip\nf = gzip.open('out', 'wt'); f.write('hello')\ndef main(): f", ""),
-    "a csv file left open": ("import csv\nw = csv.writer(open('out', 'w')); w.writerow([1])\ndef main(): w", ""),
     "an object that is deleted": ("class A:\n def __del__(self): print('gone')\na = A()\na.me = a", "gone"),
-    "a cycle that is collected": (
-        "import gc\nclass A:\n def __del__(self): print('gone')\na = A(); a.me = a\ndel a; gc.collect(); print('end')",
-        "gone\nend",
-    ),
     "exit handlers": ("import atexit\nfor n in '12': atexit.register(print, n, flush=True)", "2\n1"),
-    "exit handlers before the globals go": (
-        "import atexit\nclass A:\n def __del__(self): print('gone')\na = A(); a.me = a\natexit.register(print, 'left')",
-        "left\ngone",
-    ),
     "a thread that is awaited": (
         "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.3), print('end'))).start()",
         "end",
     ),
     "a daemon": ("import threading, time\nthreading.Thread(target=time.sleep, args=[99], daemon=True).start()", ""),
     "sys.exit()": ("import sys; print(1); sys.exit()", ""),
-    "sys.exit(0)": ("import sys; sys.exit(0)", ""),
     "sys.exit(3)": ("import sys; sys.exit(3)", ""),
     "sys.exit(text)": ("import sys; sys.exit('no data')", "no data"),
     "os._exit": ("import os; print(1, flush=True); os._exit(4)", ""),
     "an exception": ("def f():\n    raise KeyError('mine')\nf()", "KeyError: 'mine'"),
-    "an exception of an exception": (
-        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise OSError from e",
-        "cause",
-    ),
     "an exception in a class of its own": ("class Mine(BaseException): pass\nraise Mine('x')", "Mine: x"),
     "a syntax error": ("x = 1\ndef f(:\n", "SyntaxError"),
     "another encoding": ("# -*- coding: latin-1 -*-\nraise ValueError('\u00e9')", "\u00c3"),
-    "a module that is missing": ("import nowhere_to_be_found", "ModuleNotFoundError"),
     "a hook for exceptions": (
         "import sys\nsys.excepthook = lambda *_: print('hooked', _[0])\n1 / 0",
         "hooked <",
@@ -202,7 +186,6 @@ ENDINGS = {
     "Ctrl-C": ("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT); time.sleep(9)", "KeyboardInterrupt"),
     "SIGTERM": ("import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", ""),
     "a warning": ("import warnings\nwarnings.warn('careful')", "careful"),
-    "output without an end of line": ("import sys\nsys.stdout.write('half')", "half"),
     "processes by spawn": (
         "import multiprocessing as m\ndef f(x): return __name__, x\n"
         "if __name__ == '__main__':\n with m.get_context('spawn').Pool(1) as p: print(p.map(f, [1]))",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from ray import tune
 from fluidtune import FluidExecutor
 from tests.contracts.processes import until
 from tests.tune.running import events_of, fit
-from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo
 from themis_bridge.agent import Gained, Leave
 from themis_bridge.fairness import kinds_of
@@ -84,44 +82,3 @@ def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_p
     assert [result.metrics["training_iteration"] for result in results] == [3] * 2
     started = events_of(tmp_path, "trial_started")
     assert all(len(event["devices"]) == 2 for event in started)
-
-
-def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why(tmp_path: Path) -> None:
-    # Seen: it waited for ever with a GPU on each of two nodes.
-    results = fit(
-        "fluid",
-        tune.with_resources(look, lambda config: {"gpu": config["x"]}),
-        {"x": tune.grid_search([1, 2])},
-        tmp_path,
-        executor=FluidExecutor(arbiter="auto"),
-    )
-    control.stop()
-    assert len(results) == 2 and [result.metrics["gpus"] for result in results if not result.error] == ["0"]
-    (error,) = results.errors
-    assert "asks for 2 devices, the first trial of the job for 1" in str(error)
-
-
-def dies_once(config: dict[str, Any]) -> None:
-    """Four iterations with a checkpoint each; the process is killed in the third one, the first time."""
-    for step in range(began_at(), 4):
-        marker = Path(config["place"], "killed")
-        if step == 2 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        report_saved(step + 1, {"score": step, "step": step, "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
-
-
-def test_a_trial_of_two_gpus_whose_process_is_killed_goes_on_with_both(tmp_path: Path) -> None:
-    results = fit(
-        "fluid",
-        tune.with_resources(dies_once, {"gpu": 2}),
-        {"place": str(tmp_path)},
-        tmp_path,
-        executor=FluidExecutor(arbiter="auto"),
-    )
-    assert len(control.status()["apps"]) == 0, "the job has given all back"
-    control.stop()
-    assert (tmp_path / "killed").exists() and not results.errors
-    (result,) = results
-    assert list(result.metrics_dataframe["step"]) == [0, 1, 2, 3]
-    assert set(result.metrics_dataframe["gpus"]) <= {"0,1", "1,0"}

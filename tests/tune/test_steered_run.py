@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 from ray.tune import register_trainable
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from fluidtune.ray_compat.cloning import SearchBeside, hide_from_search
 from fluidtune.steering.acts import Act, State
 from fluidtune.steering.steering_files import SteeringFiles
-from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.scheduler import FluidScheduler
 from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at, with_values
 
@@ -51,12 +49,6 @@ def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: An
     assert parameters_of(changed) == names
     now, then = ({name: value_at(each, keys) for name, keys in names.items()} for each in (changed, config))
     assert now == then | values
-
-
-def test_a_name_with_a_slash_is_found_beside_a_parameter_within_another() -> None:
-    config = {"net": {"w": 1}, "net/depth": 7}
-    assert with_values(config, {"net/depth": 8, "net/w": 2}) == {"net": {"w": 2}, "net/depth": 8}
-    assert with_values({"net": {"w": 1}, "net/w": 7}, {"net/w": 8}) == {"net": {"w": 1}, "net/w": 8}
 
 
 def trial_with(kind: Any, state: State) -> Trial:
@@ -105,44 +97,6 @@ def test_after_a_restore_a_stop_and_a_keep_that_had_not_come_still_come() -> Non
         assert scheduler.on_trial_result(controller, kept, result(iteration, 1.0)) == TrialScheduler.CONTINUE
     scheduler.on_trial_complete(controller, kept, result(9, 1.0))
     assert scheduler.debug_string() == before and "Iter 1.000: 3.0" in before, "a kept trial changed a rung"
-
-
-def test_hyperband_keeps_no_trial_and_says_why() -> None:
-    assert "bracket" in adapter_for(HyperBandScheduler()).no_keep
-    assert adapter_for(ASHAScheduler()).no_keep == ""
-
-
-def test_a_steered_run_is_pickled_without_what_goes_on() -> None:
-    steered, trial = SteeredRun("why"), trial_with("keep", "done")
-    steered.add(SimpleNamespace(**{SEARCH: None}), trial)
-    assert steered.goes_on_alone(trial) and not pickle.loads(pickle.dumps(steered)).goes_on_alone(trial)
-
-
-def test_a_search_algorithm_hears_of_its_own_trials_only() -> None:
-    heard: list[Any] = []
-    own = SimpleNamespace(
-        on_trial_result=lambda trial_id, result: heard.append(trial_id),
-        on_trial_complete=lambda trial_id, result, error: heard.append((trial_id, error)),
-        is_finished=lambda: True,
-    )
-    controller, clone = SimpleNamespace(**{SEARCH: own}), Trial("t", stub=True)
-    for _ in range(2):
-        hide_from_search(controller, clone)  # type: ignore[arg-type]
-    search = vars(controller)[SEARCH]
-    assert isinstance(search, SearchBeside) and search.is_finished() and search._made is own
-    for name in ("own", clone.trial_id):
-        search.on_trial_result(name, {})
-        search.on_trial_complete(name, error=True)
-    assert heard == ["own", ("own", True)]
-
-
-@pytest.mark.parametrize("state", ["taken", "done"])
-def test_a_clone_of_an_earlier_driver_is_hidden_from_the_search(state: State) -> None:
-    clone, controller = Trial("t", stub=True), SimpleNamespace(**{SEARCH: None})
-    act = Act("1", "clone", "source", "ann", "page", clone=clone.trial_id)
-    setattr(clone.run_metadata, ACTS, [{"act": asdict(act), "state": state}])
-    SteeredRun("").add(controller, clone)
-    assert vars(controller)[SEARCH].others == {clone.trial_id}
 
 
 class Stored:

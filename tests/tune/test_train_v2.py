@@ -91,25 +91,15 @@ def held_at_most(events: list[dict[str, Any]], devices: int) -> int:
     return most
 
 
-@pytest.mark.timeout(900)  # each of the ten trials starts four processes
-def test_ten_trials_of_which_most_are_stopped_end_and_leave_nothing(train_v2: None, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # each of the six trials starts four processes
+def test_six_trials_of_which_most_are_stopped_end_and_leave_nothing(train_v2: None, tmp_path: Path) -> None:
     # Seen: four trials began at once and waited for ever for a core for a worker; stopped ones left placement groups.
-    space = {"x": tune.grid_search(list(range(10))), "storage": str(tmp_path / "train")}
+    space = {"x": tune.grid_search(list(range(6))), "storage": str(tmp_path / "train")}
     asha = ASHAScheduler(max_t=ITERATIONS, grace_period=1, reduction_factor=2)
     results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(), scheduler=asha)
-    assert len(results) == 10 and not results.errors
-    assert sum(result.metrics["training_iteration"] < ITERATIONS for result in results) >= 6
+    assert len(results) == 6 and not results.errors
+    assert sum(result.metrics["training_iteration"] < ITERATIONS for result in results) >= 3
     assert held_at_most(events_of(tmp_path), 2) == 4
-    assert_trials_left_nothing()
-
-
-@pytest.mark.newest
-@pytest.mark.timeout(600)
-def test_reserved_devices_are_counted_too(train_v2: None, tmp_path: Path) -> None:
-    space = {"x": tune.grid_search([0, 1]), "storage": str(tmp_path / "train"), "workers": 2}
-    results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(reserve=True))
-    assert [result.metrics["training_iteration"] for result in results] == [ITERATIONS] * 2
-    assert held_at_most(events_of(tmp_path), 3) <= 4
     assert_trials_left_nothing()
 
 

@@ -6,14 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
+from fluidtune.trials import messages as life
+from fluidtune.tune import worker_answers
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
-from fluidtune.tune.worker_dispatch import STARTS_AT_ONCE, WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 from tests.tune.tried_manager import Pool
+
+JOINER, DIED = PooledWorker("w1", 1, None, 0.0), RayActorError()
 
 
 class WaitingPool(Pool):
@@ -119,20 +123,6 @@ def info() -> WorkerInfo:
     return WorkerInfo(pid=1, gpus=["7"])
 
 
-def test_a_trial_over_several_gpus_waits_until_it_is_known_which_these_are(desk: Desk) -> None:
-    desk.pool.serves, desk.pool.unknown = True, [1, 2]
-    desk.request(0, others=(1, 2))
-    assert not desk.got and set(desk.pool.workers) == {"new-1", "new-2"}
-    desk.dispatch.serve_requests()
-    assert not desk.got and len(desk.pool.workers) == 2, "each is asked once"
-    desk.calls.answer("info-1", info())
-    desk.dispatch.serve_requests()
-    assert not desk.got and set(desk.pool.workers) == {"new-2"}
-    desk.calls.answer("info-2", info())
-    desk.dispatch.serve_requests()
-    assert desk.got == ["new-0"] and set(desk.pool.workers) == {"new-0"}
-
-
 def test_a_device_that_is_taken_away_while_it_is_asked_which_gpu_it_is(desk: Desk) -> None:
     # Seen: the search ended with Ray's exception, and its driver stood still meanwhile.
     desk.pool.serves, desk.pool.unknown = True, [1]
@@ -142,27 +132,6 @@ def test_a_device_that_is_taken_away_while_it_is_asked_which_gpu_it_is(desk: Des
     assert desk.revoked and m.DeviceLost(1) in desk.events and not desk.pool.workers
     desk.dispatch.serve_requests()
     assert not desk.got, "the engine gives the trial other devices"
-
-
-def test_a_trial_that_waits_for_a_worker_that_dies_may_go_elsewhere(desk: Desk) -> None:
-    for device in (1, 2):
-        desk.request(device, on_death=lambda d=device: desk.got.append(f"died-{d}"))
-    desk.request(1, name="patient-")
-    desk.request(1, name="gone-", still_wanted=lambda: desk.pool.serves is False)
-    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
-    desk.dispatch.worker_died(old, RuntimeError("killed"))
-    assert desk.got == ["died-1"] and desk.log.lines == ["worker_lost old killed"] and not desk.pool.workers
-    desk.dispatch.serve_requests()
-    assert desk.got == ["died-1"]
-    desk.pool.serves = True
-    desk.dispatch.serve_requests()
-    assert desk.got == ["died-1", "new-2", "patient-new-1"]
-
-
-def test_after_a_process_that_ray_ended_since_it_was_a_fork_no_more_are_forked(desk: Desk) -> None:
-    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
-    desk.dispatch.worker_died(old, RuntimeError("BaseException escaped task execution handlers: NeedsPlainProcess: X"))
-    assert desk.pool.plain == "X"
 
 
 def unloaded(desk: Desk, answer: object) -> None:
@@ -180,60 +149,20 @@ def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(des
     assert desk.pool.plain == "torch was imported" and not desk.pool.workers and not desk.log.lines
 
 
-def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:
-    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0, group="group of the first lease")
-    desk.dispatch.worker_died(old, DeviceRevoked(error_msg="its placement group is removed"))
-    assert desk.revoked == [(1, "group of the first lease")]
-
-
-def test_no_request_waits_for_a_worker_of_a_device_that_is_gone(desk: Desk) -> None:
-    for device, others in ((0, ()), (1, ()), (0, (1,)), (2, ())):
-        desk.request(device, others)  # type: ignore[arg-type]
-    desk.news = ({}, [1])
-    desk.dispatch.poll_devices(force=True)
-    assert desk.events == [m.DeviceLost(1)] and desk.log.lines == ["device_lost"]
-    desk.pool.serves = True
-    desk.dispatch.serve_requests()
-    assert desk.got == ["new-0", "new-2"]
-
-
-def test_a_process_is_written_down_when_it_starts_and_not_when_it_serves_again(desk: Desk) -> None:
-    desk.pool.serves = True
-    desk.request(0)
-    desk.calls.answer("info-0", WorkerInfo(pid=7))
-    assert desk.log.lines == ["worker_started new-0 7"]
-    desk.pool.warm = desk.pool.workers["new-0"]
-    desk.request(0, others=(1,))
-    assert desk.got == ["new-0", "new-0"] and desk.log.lines == ["worker_started new-0 7"]
-    with pytest.raises(KeyError):
-        desk.calls.answer("info-0", WorkerInfo(pid=7))
-
-
-def test_the_engine_is_told_of_which_model_a_workers_gpu_is(desk: Desk) -> None:
-    desk.pool.serves = True
-    for device, model in ((0, "NVIDIA L4"), (1, None)):
-        desk.request(device)
-        desk.calls.answer(f"info-{device}", WorkerInfo(pid=7, kind=model))
-    assert desk.events == [m.ModelFound(0, "NVIDIA L4")]
-
-
-def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(desk: Desk) -> None:
-    desk.pool.serves = True
-    for device in range(2 * STARTS_AT_ONCE + 3):
-        desk.request(device)
-    passes = []
-    while not passes or desk.dispatch.behind:
-        desk.dispatch.serve_requests()
-        passes.append(len(desk.got))
-    assert passes == [STARTS_AT_ONCE, 2 * STARTS_AT_ONCE, 2 * STARTS_AT_ONCE + 3]
-    assert desk.got == [f"new-{device}" for device in range(2 * STARTS_AT_ONCE + 3)]
-    desk.pool.warm = desk.pool.workers["new-0"]
-    for _ in range(STARTS_AT_ONCE + 1):
-        desk.request(0)
-    assert len(desk.got) == 3 * STARTS_AT_ONCE + 4, "idle workers serve at once"
-
-
 def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_replaced(desk: Desk) -> None:
     # The followers of a killed leader say first that their group broke. Seen: `worker_lost` was not logged.
     unloaded(desk, RayActorError(error_msg="killed"))
     assert desk.log.lines == ["worker_lost old killed"] and desk.got == ["unloaded"] and not desk.pool.workers
+
+
+@pytest.mark.parametrize(
+    ("value", "event"),
+    [
+        (None, life.Attached(JOINER)),
+        (DIED, life.NotAttached(JOINER, "died", str(DIED))),
+        ("another trial's", life.NotAttached(JOINER, "refused", "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), life.NotAttached(JOINER, "refused", "ValueError('no')")),
+    ],
+)
+def test_what_a_worker_answers_that_is_to_follow(value: Any, event: life.Event) -> None:
+    assert worker_answers.attached(JOINER, value) == event

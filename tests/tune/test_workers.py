@@ -42,17 +42,6 @@ def changing(config: dict[str, Any]) -> None:
     tune.report({"score": 1.0, **found})
 
 
-@pytest.mark.newest
-def test_as_many_processes_start_at_a_time_as_there_are_cores(tmp_path: Path) -> None:
-    space = {"x": tune.grid_search(list(range(6)))}
-    results = fit("fluid", changing, space, tmp_path, executor=FluidExecutor(devices="emulated:6", max_packing=1))
-    assert len(results) == 6 and not results.errors
-    started = events_of(tmp_path, "worker_started")
-    assert len(started) >= 6
-    begun = [(e["t"] - e["seconds"], e["t"]) for e in started]
-    assert max(sum(asked <= moment < there for asked, there in begun) for moment, _ in begun) == 2
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_process_serves_further_trials_only_where_the_script_says_so(tmp_path: Path, reuse: bool) -> None:

@@ -130,11 +130,6 @@ class Tried:
         #: What Tune was told.
         self.told: list[Any] = []
 
-    @property
-    def watched(self) -> dict[str, float]:
-        """Workers that are killed if they do not unload their trials."""
-        return self.manager._dispatch._deadlines
-
     def written(self) -> list[str]:
         """The names of the events in the event log, but for its first one."""
         return [event["event"] for event in self.logged()[1:]]
@@ -201,10 +196,6 @@ class Tried:
         """A new worker has answered ``attach``."""
         self.manager._shell._attached(run, worker, value)
 
-    def follower_ended(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        """A follower has answered ``follow``."""
-        self.manager._shell._followed(run, worker, value)
-
     def trains(self, run: TrialRun, iteration: int, **facts: Any) -> None:
         """Tune asks for an iteration, and the leader of the elastic trial does it. ``facts``: of `GroupFacts`."""
         self.manager.schedule_actor_task(run.tracked, "train")
@@ -237,12 +228,3 @@ def growing(tried: Tried) -> tuple[TrialRun, PooledWorker]:
     tried.trains(run, 1)
     assert run.life.crew.change == "attaching"
     return run, tried.pool.workers["w2"]
-
-
-def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
-    """An elastic trial with two workers, and its follower."""
-    run, follower = growing(tried)
-    tried.attached(run, follower, None)
-    tried.trains(run, 2, width=2)
-    assert run.life.crew.followers == {1: follower} and run.life.crew.width == 2
-    return run, follower

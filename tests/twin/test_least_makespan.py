@@ -34,20 +34,6 @@ def test_a_rung_begins_after_the_last_trial_of_the_rung_before():
     assert stream.seconds == pytest.approx(10.0)
 
 
-def test_a_rung_takes_as_long_as_all_its_trials():
-    """8 trials of one device-second each on 2 devices, then 2: the path alone is 2 s."""
-    rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 1, 1.0)
-    trials = [RecordedTrial(f"t{k}", (rung0, rung1) if k < 2 else (rung0,)) for k in range(8)]
-    assert least_makespan(RecordedJob(tuple(trials), ALONE, RUNGS), 2).seconds == pytest.approx(5.0, rel=PRECISION)
-    # Before and after a rung of a single trial, so that the sum of all areas says less.
-    middle = Stage("rung1", 4, 4.0)
-    last = Stage("rung2", 1, 1.0)
-    both = {**RUNGS, "rung2": True}
-    trials = [RecordedTrial("long", (rung0, middle, last))]
-    trials += [RecordedTrial(f"t{k}", (rung0, Stage("rung1", 0, 0.0), last)) for k in range(7)]
-    assert least_makespan(RecordedJob(tuple(trials), ALONE, both), 2).seconds == pytest.approx(12.0, rel=PRECISION)
-
-
 def test_start_up_counts_and_processes_start_a_few_at_a_time():
     costs = Costs(begin=1.0, cold=2.0, at_once=2.0, first=0.5, turn=0.1)
     found = least_makespan(grid(4, 5, ALONE, kind="plain", growable=False, costs=costs), 4)

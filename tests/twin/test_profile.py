@@ -7,10 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
 from fluidtune.report.measured import measure
 from tests.report import makers
@@ -28,13 +26,6 @@ def test_placement_and_neighbours_are_read_off():
     assert profile.iteration((1, 2)) == profile.iteration((2, 1))
     assert profile.iteration((8,)) == 0.4, "wider than recorded is as fast as the widest"
     assert profile.iteration((1,), 3) == pytest.approx(1.5 * 3 / 2), "what is not recorded is time shared out"
-
-
-@given(seconds=times, factor=st.floats(0.01, 100.0), width=st.integers(1, 8), trials=st.integers(1, 6))
-def test_scaling_a_profile_scales_every_time(seconds: float, factor: float, width: int, trials: int):
-    profile = scaled(Profile("p", {"1": 1.0, "2": 0.6, "4": 0.4}, {2: 1.5}), seconds)
-    other = scaled(profile, seconds * factor)
-    assert other.iteration((width,), trials) == pytest.approx(factor * profile.iteration((width,), trials))
 
 
 def test_memory_limits_the_trials_of_a_device():
@@ -128,20 +119,6 @@ def test_a_trial_whose_neighbour_is_gone_is_measured_alone(gone: list[dict]):
     profile = measure(events).profile
     assert profile.seconds == {"1": 1.0}
     assert profile.packed == {2: 2.0}
-
-
-def test_a_trial_whose_resize_failed_is_measured_where_it_goes_on():
-    events = [begin(0, 2), started(0, "a", 0, 1), *(result(t, "a", 1.0) for t in (1, 2, 3))]
-    events += [ev(3, "resize_failed", trial="a", devices=[0], reason="one died")]
-    events += [result(3 + 2 * t, "a", 2.0) for t in (1, 2, 3)]
-    assert measure(events).profile.seconds == {"1": 2.0, "2": 1.0}
-
-
-def test_the_number_of_iterations_that_count_can_be_limited():
-    events = [started(0, "a", 0), *(result(float(t), "a", 1.0) for t in (1, 2, 3)), result(13, "a", 10.0)]
-    events += [result(23, "a", 10.0), result(33, "a", 10.0)]
-    assert measure(events).profile.seconds == {"1": 10.0}
-    assert measure(events, most=2).profile.seconds == {"1": 1.0}
 
 
 def test_trials_of_different_cost_share_one_profile():

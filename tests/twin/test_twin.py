@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from hypothesis import strategies as st
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report.recorded import read_job
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid
-from fluidtune.twin.shell import WorkerStarts
 from tests.engine.invariants import check_engine
 from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
@@ -59,6 +55,8 @@ def test_seconds_that_are_not_training_are_counted():
     # Processes start one at a time, and each trial has one: the second device begins its trials 2 s after the first.
     assert Twin(job, 2).run() == pytest.approx(1 + 2.0 + 2 * (2.0 + 0.7 + 2.01))
     assert Twin(replace(job, reuses=True), 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.01 + 2.01)
+    two_slowly = replace(job, costs=replace(costs, at_once=1.5))
+    assert Twin(two_slowly, 2).run() == pytest.approx(1 + 2 * (2.0 * 2 / 1.5 + 0.7 + 2.01))
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -151,17 +149,6 @@ def test_the_share_that_a_script_asked_for_is_read_off_a_log():
         if event["event"] == "trial_added":
             event["share"] = 0.5
     assert {stage.share for recorded in read_job(events).trials for stage in recorded.stages} == {0.5}
-    stage = Stage("all", 4, 4.0, 0.5)
-    job = RecordedJob(
-        tuple(RecordedTrial(f"t{k}", (stage,)) for k in range(2)),
-        DEFAULT,
-        {"all": True},
-        kind="plain",
-        growable=False,
-        max_packing=1,
-    )
-    together = DEFAULT.iteration((1,), 2)
-    assert Twin(job, 1).run() == pytest.approx(4 * together)
     two = RecordedTrial("wide", (Stage("all", 4, 4.0, 2.0),))
     job = RecordedJob((two,), DEFAULT, {"all": True}, kind="elastic", max_packing=1)
     twin = Twin(job, 2)
@@ -175,38 +162,3 @@ def test_a_trial_of_more_devices_than_a_common_node_has_is_planned():
     two = RecordedTrial("a", (stage,)), RecordedTrial("b", (stage,))
     job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain", growable=False)
     assert forecast(job, 16).makespan > forecast(job, 32).makespan
-
-
-def test_no_worker_of_a_wide_start_is_lost():
-    """They are asked for when its first worker is there. Those that come too late for it serve other trials."""
-    rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
-    trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
-    job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
-    twin = Twin(replace(job, reuses=True), 8)
-    begun = []
-    start = twin._starts.start_worker
-    twin._starts.start_worker = lambda then: (begun.append(twin.now), start(then))[1]
-    assert twin.run() >= 5 + 3
-    alone = DEFAULT.iteration((1,), 1)
-    assert begun == [0.0] * 4 + [pytest.approx(5 + alone)] * (len(begun) - 4) and len(begun) > 4
-    assert sum(twin._idle.values()) == len(begun)
-
-
-@pytest.mark.parametrize(
-    ("at_once", "there"),
-    [
-        (math.inf, [3.0, 3.0, 3.0, 3.0, 3.0]),
-        (2.0, [3.0, 3.0, 6.0, 6.0, 9.0]),
-        (1.5, [4.0, 4.0, 8.0, 8.0, 12.0]),
-        (1.0, [3.0, 6.0, 9.0, 12.0, 15.0]),
-    ],
-)
-def test_workers_start_in_the_order_asked_for_and_not_too_many_at_a_time(at_once, there):
-    heap, order, now, came = [], count(), 0.0, []
-    starts = WorkerStarts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
-    for k in range(5):
-        starts.start_worker(lambda k=k: came.append((k, now)))
-    while heap:
-        now, _, what = heapq.heappop(heap)
-        what()
-    assert came == [(k, pytest.approx(at)) for k, at in enumerate(there)]

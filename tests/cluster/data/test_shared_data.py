@@ -164,38 +164,6 @@ def test_processes_keep_what_they_have_when_its_holder_is_killed_and_later_ones_
     assert "loads its own copy, because its node has no shared data" in caplog.text
 
 
-def test_threads_of_a_process_load_once(files):
-    begun, got = [], []
-
-    def load() -> Any:
-        begun.append(time.sleep(0.2))
-        return np.ones(3)
-
-    threads = [threading.Thread(target=lambda: got.append(once(load, begun))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(begun) == 1 and [each.sum() for each in got] == [3.0] * 4
-
-
-class Once:
-    """A function that is one with any other that has its name."""
-
-    def __init__(self, load: Callable[[], Any], name: str) -> None:
-        self.load, self.name = load, name
-
-    def __call__(self) -> Any:
-        return self.load()
-
-    def __reduce__(self) -> Any:
-        return str, (self.name,)
-
-
-def once(load: Callable[[], Any], owner: object) -> Any:
-    return fluidtune.shared(Once(load, str(id(owner))))
-
-
 class Plain:
     def __init__(self) -> None:
         self.rows = np.arange(6.0).reshape(2, 3)

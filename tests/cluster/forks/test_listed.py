@@ -6,19 +6,14 @@ The newest releases are in two environments: those that are not in this one are 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fluidtune.cluster.forks.preload import LISTED
-from tests.cluster.forks.conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(300)]
 
@@ -46,18 +41,6 @@ MODULES = {
     "mlflow": ["mlflow"],
     "sqlalchemy": ["sqlalchemy", "sqlalchemy.orm"],
     "alembic": ["alembic", "alembic.command"],
-}
-#: What two forks have in common that two new processes have not, and why that harms nobody.
-HARMLESS = {
-    r"numpy\.f2py\.rules\.generationtime": "a time, as a text",
-    r"pyparsing\.(.*\.)?common_?(html|HTML)_?(entity|Entity)\._defaultName": "a description, in a set's order",
-    r"joblib\._multiprocessing_helpers\..*": "the name of a semaphore that is gone; its generator begins anew",
-    r"sympy\.(.*\.)?Dummy\._(prng|base_dummy_index)": "names of a process' own symbols, which another must unpickle",
-    r"transformers\.utils\.hub\.SESSION_ID": "which session it is in what the Hub is told of downloads",
-    r"torch\.distributed\._composable\..*": "by which name a module keeps what a wrapper has put there",
-    r".*\.__doc__": "a text with an address",
-    r"(opentelemetry|fastapi)\..*_KEY": "under which a process keeps a value in contexts of its own",
-    r"ray\..*\._uuid": "Ray's own function: the same one in each process of a job",
 }
 LOOKS = """
 import importlib, sys
@@ -94,23 +77,3 @@ def there(package: str) -> None:
 def test_nothing_is_left_that_forks_would_lack_or_share(package: str) -> None:
     there(package)
     assert said([sys.executable, "-c", LOOKS, *MODULES[package]]) == "[]"
-
-
-@pytest.mark.parametrize("package", MODULES)
-def test_two_forks_have_drawn_nothing_in_common(package: str, serve: Callable[..., Served]) -> None:
-    there(package)
-    served = serve(ROOT, *MODULES[package], **environment())
-    program, modules = Path(__file__).with_name("drawn.py"), MODULES[package]
-
-    def forked() -> dict[str, Any]:
-        done = served.start(program, *modules, environment={})
-        assert done.returncode == 0 and "plain" not in done.stderr, done.stderr[-3000:]
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-    plain = [sys.executable, str(program), *modules]
-    (one, other), (new, another) = [forked(), forked()], [json.loads(said(plain)), json.loads(said(plain))]
-    common = one.keys() & other.keys() & new.keys() & another.keys()
-    shared = {each for each in common if one[each] == other[each] and new[each] != another[each]}
-    strange = sorted(each for each in shared if not any(re.fullmatch(known, each) for known in HARMLESS))
-    assert not strange, "\n".join(strange)

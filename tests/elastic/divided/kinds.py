@@ -94,11 +94,6 @@ class Seen:
 
 
 @divided
-def plain() -> Any:
-    return net(), entropy
-
-
-@divided
 def evaluation_and_inference() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         loss = F.cross_entropy(m(x), y)
@@ -228,23 +223,6 @@ TEMPERATURE = 1.0
 
 
 @divided
-def a_global_variable() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        globals()["TEMPERATURE"] = 1.0 + i // 5
-        return F.cross_entropy(m(x), y)
-
-    class Tempered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def forward(self, x: Any) -> Any:
-            return self.net(x) / TEMPERATURE
-
-    return Tempered(), step
-
-
-@divided
 def an_attribute_of_the_class() -> Any:
     class Scaled(nn.Module):
         scale = 1.0
@@ -348,27 +326,6 @@ def two_modules_with_tied_weights() -> Any:
     return nn.ModuleList([one, two]), lambda m, x, y, i: F.cross_entropy(m[0](x) + m[1](x.flip(1)), y)
 
 
-@divided
-def adversaries() -> Any:
-    """Two optimizers of its own, and a backward through a module whose weights get none."""
-    pair = nn.ModuleList([nn.Linear(12, 12), nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))])
-    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in pair]
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        fake = m[0](x)
-        of_d = F.softplus(m[1](fake.detach())).mean() + F.softplus(-m[1](x)).mean()
-        optimizers[1].zero_grad()
-        of_d.backward()
-        optimizers[1].step()
-        of_g = F.softplus(-m[1](fake)).mean()
-        optimizers[0].zero_grad()
-        of_g.backward()
-        optimizers[0].step()
-        return of_d.item() + of_g.item()
-
-    return pair, step
-
-
 @roughly(1e-5)
 def layers_added_frozen_and_cast() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
@@ -398,21 +355,6 @@ def weights_written_in_every_way() -> Any:
         return F.cross_entropy(m(x), y)
 
     return net(), step
-
-
-@divided
-def an_average_of_weights() -> Any:
-    student = net()
-    teacher = copy.deepcopy(student).requires_grad_(False)
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        with torch.no_grad():
-            target = m[1](x)
-            for p, q in zip(m[0].parameters(), m[1].parameters(), strict=True):
-                q.lerp_(p, 0.1)
-        return F.cross_entropy(m[0](x), y) + F.mse_loss(m[0](x), target)
-
-    return nn.ModuleList([student, teacher]), step
 
 
 @divided

@@ -7,9 +7,7 @@ are divided.
 
 from __future__ import annotations
 
-import copy
 import math
-import random
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 12
@@ -115,39 +112,6 @@ def resnet_and_data_loader() -> Loop:
         model.eval()
         with torch.no_grad():
             sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    return model
-
-
-@loop()
-def detector_with_a_list_of_targets() -> Loop:
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
-            self.cls, self.reg = nn.Linear(16, 3), nn.Linear(16, 4)
-
-        def forward(self, images: list[torch.Tensor], targets: list[dict[str, torch.Tensor]] | None = None) -> Any:
-            f = self.backbone(torch.stack(images)).flatten(1)
-            scores, boxes = self.cls(f), self.reg(f)
-            if not self.training:
-                return [{"scores": s, "boxes": b} for s, b in zip(scores, boxes, strict=True)]
-            assert targets is not None
-            each = [(b - t["boxes"]).abs().mean() for b, t in zip(boxes, targets, strict=True)]
-            labels = torch.stack([t["labels"][0] for t in targets])
-            return {"box": torch.stack(each).mean(), "cls": F.cross_entropy(scores, labels)}
-
-    model = Detector()
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        images = [torch.randn(3, 6, 6) for _ in range(8)]
-        counts = [random.randint(1, 3) for _ in range(8)]
-        targets = [{"boxes": torch.rand(k, 4), "labels": torch.randint(3, (k,))} for k in counts]
-        losses = model(images, targets)
-        yield stepped(optimizer, sum(losses.values()))
-        model.eval()
-        with torch.no_grad():
-            assert len(model(images)) == 8
-        model.train()
     return model
 
 
@@ -256,30 +220,6 @@ def moco_with_a_queue() -> Loop:
 # --- sequences
 
 
-@loop()
-def packed_sequences() -> Loop:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.rnn = nn.Embedding(11, 6, padding_idx=0), nn.LSTM(6, 5, batch_first=True)
-            self.fc = nn.Linear(5, 4)
-
-        def forward(self, x: Any, lengths: Any) -> Any:
-            packed = pack_padded_sequence(self.embed(x), lengths, batch_first=True, enforce_sorted=False)
-            out, _ = self.rnn(packed)
-            out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.size(1))
-            return self.fc(out)
-
-    model = Tagger()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        lengths = torch.cat([torch.tensor([7]), torch.randint(2, 8, (9,))])
-        x = pad_sequence([torch.randint(1, 11, (int(n),)) for n in lengths], batch_first=True)
-        y = torch.where(x > 0, x % 4, -100)
-        yield stepped(optimizer, F.cross_entropy(model(x, lengths).transpose(1, 2), y))
-    return model
-
-
 class Attention(nn.Module):
     def __init__(self, d: int, heads: int, drop: float) -> None:
         super().__init__()
@@ -344,100 +284,7 @@ def causal_mask_of_the_size_of_the_batch() -> Loop:
     return model
 
 
-@loop()
-def truncated_backpropagation_with_carried_states() -> Loop:
-    class Lm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.rnn, self.fc = nn.Embedding(9, 6), nn.LSTM(6, 6, 2, dropout=0.2), nn.Linear(6, 9)
-            self.drop = nn.Dropout(0.1)
-
-        def forward(self, x: Any, hidden: Any) -> Any:
-            out, hidden = self.rnn(self.drop(self.embed(x)), hidden)
-            return self.fc(out), hidden
-
-    model = Lm()
-    optimizer = sgd(model, lr=0.2)
-    text = torch.randint(9, (STEPS * 5 + 1, 8))
-    hidden = torch.zeros(2, 8, 6), torch.zeros(2, 8, 6)
-    for i in range(STEPS):
-        hidden = tuple(h.detach() for h in hidden)
-        out, hidden = model(text[i * 5 : i * 5 + 5], hidden)
-        yield stepped(optimizer, F.cross_entropy(out.view(-1, 9), text[i * 5 + 1 : i * 5 + 6].view(-1)))
-    return model
-
-
-@loop()
-def experts_with_a_balancing_loss() -> Loop:
-    class Moe(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.experts = nn.Linear(8, 3), nn.ModuleList(mlp(8, 8, 8) for _ in range(3))
-
-        def forward(self, x: Any) -> Any:
-            probs = self.gate(x).softmax(-1)
-            weight, chosen = probs.topk(2)
-            out = torch.zeros_like(x)
-            for e, expert in enumerate(self.experts):
-                rows, which = torch.where(chosen == e)
-                if len(rows):
-                    out.index_add_(0, rows, expert(x[rows]) * weight[rows, which, None])
-            share = F.one_hot(chosen[:, 0], 3).double().mean(0)
-            return out, 3 * (share * probs.mean(0)).sum()
-
-    model = nn.ModuleList([Moe(), nn.Linear(8, 4)])
-    optimizer = adam(model)
-    for x, y in labelled():
-        out, balance = model[0](x)
-        yield stepped(optimizer, F.cross_entropy(model[1](out), y) + 0.1 * balance)
-    return model
-
-
-# --- other losses and data
-
-
-@loop("fails", divided=False)
-def graph_network_on_one_graph() -> Loop:
-    """No dimension is that of samples, but the layers within are applied to each node."""
-
-    class Conv(nn.Module):
-        def __init__(self, a: int, b: int) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.randn(a, b) / 3), nn.Parameter(torch.zeros(b))
-
-        def forward(self, x: Any, edges: Any) -> Any:
-            source, target = edges
-            messages = (x @ self.weight)[source]
-            return torch.zeros(len(x), self.weight.size(1)).index_add_(0, target, messages) + self.bias
-
-    class Gcn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = Conv(8, 12), Conv(12, 4)
-
-        def forward(self, x: Any, edges: Any) -> Any:
-            return self.two(F.dropout(F.relu(self.one(x, edges)), 0.3, self.training), edges)
-
-    model = Gcn()
-    optimizer = adam(model)
-    x, y, edges, train = torch.randn(20, 8), torch.randint(4, (20,)), torch.randint(20, (2, 60)), torch.arange(12)
-    for _ in range(STEPS):
-        yield stepped(optimizer, F.cross_entropy(model(x, edges)[train], y[train]))
-    return model
-
-
-@loop()
-def jacobian_penalty_by_batched_gradients() -> Loop:
-    model = mlp(5, 10, 3, act=nn.Tanh)
-    optimizer = adam(model)
-    for x, y in labelled(12, 3, 5):
-        x.requires_grad_(True)
-        out = model(x)
-        each = torch.eye(3)[:, None].expand(3, 12, 3)
-        (rows,) = torch.autograd.grad(out, x, each, is_grads_batched=True, retain_graph=True)
-        (slope,) = torch.autograd.grad(out, x, each[0], create_graph=True)
-        yield stepped(optimizer, F.cross_entropy(out, y) + slope.square().mean() * rows.square().mean())
-    return model
+# --- other data
 
 
 @loop()
@@ -469,21 +316,6 @@ def sparse_embeddings() -> Loop:
 # --- other ways to train
 
 
-@loop("changes 0.weight")
-def weights_that_the_forward_constrains() -> Loop:
-    class Bounded(nn.Linear):
-        def forward(self, x: Any) -> Any:
-            self.weight.data.clamp_(-0.3, 0.3)
-            self.weight.data.mul_(0.99)
-            return F.linear(x, self.weight, self.bias)
-
-    model = nn.Sequential(Bounded(8, 12), nn.ReLU(), nn.Linear(12, 4))
-    optimizer = sgd(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
-
-
 @loop()
 def maml() -> Loop:
     model = mlp(8, 10, 4, act=nn.Tanh)
@@ -506,46 +338,6 @@ def maml() -> Loop:
 
 
 @loop()
-def ppo() -> Loop:
-    class ActorCritic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.actor, self.critic = (
-                nn.Sequential(nn.Linear(5, 12), nn.Tanh()),
-                nn.Linear(12, 3),
-                nn.Linear(12, 1),
-            )
-
-        def forward(self, x: Any) -> Any:
-            z = self.body(x)
-            return torch.distributions.Categorical(logits=self.actor(z)), self.critic(z)
-
-    model = ActorCritic()
-    optimizer = adam(model)
-    for _ in range(STEPS // 2):
-        states, actions, logs, state = [], [], [], torch.randn(4, 5)
-        with torch.no_grad():
-            for _ in range(4):
-                policy, _ = model(state)
-                action = policy.sample()
-                states.append(state)
-                actions.append(action)
-                logs.append(policy.log_prob(action))
-                state = torch.tanh(state + action[:, None] - 1)
-        s, a, old = torch.cat(states), torch.cat(actions), torch.cat(logs)
-        for _ in range(2):
-            pick = torch.randperm(16)[:12]
-            policy, value = model(s[pick])
-            gain = -s[pick].square().sum(1)
-            edge = (gain - value[:, 0]).detach()
-            edge = (edge - edge.mean()) / (edge.std() + 1e-8)
-            ratio = torch.exp(policy.log_prob(a[pick]) - old[pick])
-            loss = -torch.min(ratio * edge, ratio.clamp(0.8, 1.2) * edge).mean()
-            yield stepped(optimizer, loss + F.mse_loss(value[:, 0], gain) - 0.01 * policy.entropy().mean())
-    return model
-
-
-@loop()
 def averaged_weights_and_statistics_anew() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
     averaged = torch.optim.swa_utils.AveragedModel(model)
@@ -563,59 +355,9 @@ def averaged_weights_and_statistics_anew() -> Loop:
 
 
 @loop()
-def closures_of_lbfgs() -> Loop:
-    model = mlp(4, 6, 1, act=nn.Tanh)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-    x = torch.randn(20, 4)
-    for _ in range(STEPS // 2):
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), x.sum(1, keepdim=True).sin())
-            loss.backward()
-            return loss
-
-        yield float(optimizer.step(closure))
-    return model
-
-
-@loop(tolerance=1e-6)  # a line search amplifies rounding
-def style_transfer_of_an_image() -> Loop:
-    """The image is trained, by features of a frozen net."""
-    vgg = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()).eval().requires_grad_(False)
-    image = torch.randn(2, 3, 8, 8, requires_grad=True)
-    with torch.no_grad():
-        content, style = vgg(torch.randn(2, 3, 8, 8)), vgg(torch.randn(2, 3, 8, 8)).flatten(2)
-        style = style @ style.transpose(1, 2)
-    optimizer = torch.optim.Adam([image], 0.05, eps=1e-3)
-    for _ in range(STEPS):
-        out = vgg(image)
-        gram = out.flatten(2) @ out.flatten(2).transpose(1, 2)
-        yield stepped(optimizer, F.mse_loss(out, content) + 1e-3 * F.mse_loss(gram, style))
-    return image
-
-
-@loop()
 def data_parallel_on_the_cpu() -> Loop:
     model = nn.DataParallel(ResNet())
     optimizer = sgd(model)
     for x, y in labelled(12, 4, 3, 6, 6):
         yield stepped(optimizer, F.cross_entropy(model(x), y))
     return model
-
-
-@loop()
-def shallow_copies_of_a_layer() -> Loop:
-    """As some codes share a head: the copy gets weights of its own."""
-    one = mlp(8, 12, 4)
-    optimizer = sgd(one)
-    other = None
-    for x, y in labelled():
-        out = one(x)
-        if other is None or random.random() < 0.3:
-            other = copy.copy(one)
-            other._modules = {name: copy.deepcopy(each) for name, each in one._modules.items()}
-            for p in other.parameters():
-                p.data.mul_(0.5)
-        yield stepped(optimizer, F.cross_entropy(out, y) + F.mse_loss(out, other(x).detach()))
-    return one
