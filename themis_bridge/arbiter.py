@@ -42,8 +42,7 @@ class Arbiter:
             m.AppLeft: self._app_left,
             m.Removed: self._leases.end_closed,
             m.Reserved: self._leases.note_reserved,
-            m.ReserveFailed: self._leases.take_failure,
-            m.Freed: lambda freed: state.backoff.end_pauses(),
+            m.NoRoom: self._leases.note_no_room,
             m.Configured: self._configured,
             m.Tick: self._tick,
         }
@@ -107,6 +106,9 @@ class Arbiter:
 
     def _heard(self, event: m.Heard) -> m.Refused | None:
         state, app = self.state, self.state.holder(event.app)
+        if {event.session, event.life} & state.left.keys():
+            over = event.session in state.left
+            return m.Refused(f"app {event.app!r} {'has left' if over else 'has lost its sign of life'}", ends=over)
         if app is not None and app.session not in (event.session, ""):
             return self._refuse_namesake(event.app, app)
         if app is None and (why := state.why_not_admitted(event.app)):
@@ -140,8 +142,10 @@ class Arbiter:
         for name, app in list(state.away.items()):
             if state.clock - app.heard > state.name_kept_s or not app.session:
                 state.forget(name)
+        state.left = {each: at for each, at in state.left.items() if state.clock - at <= state.name_kept_s}
 
     def _app_left(self, event: m.AppLeft) -> None:
+        self.state.left[event.life or event.session] = self.state.clock
         holder = self.state.holder(event.app)
         if holder is not None and holder.session == event.session:
             self.state.forget(event.app)

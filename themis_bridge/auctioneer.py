@@ -103,8 +103,8 @@ class Auctioneer:
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
         state = self._state
-        free = [name for name in state.gpus if state.leases.get(name) is None]
-        barred = {name: state.backoff.barred_apps(name, state.clock) for name in free}
+        free = [name for name in state.gpus if (lease := state.leases.get(name)) is None or lease.idle]
+        barred = {name: state.barred(name) for name in free}
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
@@ -124,9 +124,9 @@ class Auctioneer:
         offer = state.offerable(self._recalled)
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
-        for name, barred in state.barred(offer).items() if apps else ():
+        for name in offer if apps else ():
             if name not in self._cleared:
-                groups.setdefault(barred, {})[name] = offer[name]
+                groups.setdefault(state.barred(name), {})[name] = offer[name]
         if not groups:
             self._cleared, self._recalled = set(), set()
             return
@@ -196,6 +196,10 @@ class Auctioneer:
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                 self._leases.grant_gpu(gpu, winner)
             return
+        if lease.idle:
+            # An app that needs less beside the GPU has it as soon as the reservation that waits is gone.
+            lease.closing, lease.heir = winner is not None, winner
+            return
         # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
         # the lease is offered again, and at its end the GPU is free.
         if winner == lease.app and not recalled:
@@ -230,7 +234,7 @@ class Auctioneer:
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)
             rho, best = (record.rho or 0.0) * factor, record.best * factor
             needs[app] = Need(rho, worth.useful, worth.gang, best, left, report)
-        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
         joined = {app: state.apps[app].joined for app in needs}
         return Situation(needs, held, offer, holder, self._quotas(needs, held), joined, state.rounds, state.gangs())
 
@@ -280,10 +284,10 @@ def set_aside(state: ArbiterState, apps: Iterable[str], offer: Mapping[str, Gpu]
     here = sorted(apps, key=lambda app: (state.apps[app].joined, app))
     owed = {app: state.reserve(app) for app in here}
     for lease in state.leases:
-        app = lease.app if state.is_kept(lease, offer) and not lease.closing else lease.heir
+        app = lease.app if state.is_kept(lease, offer) else lease.heir
         if app in owed:
             owed[app] -= 1
-    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
     aside: dict[str, str] = {}
     for app in here:
         own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]

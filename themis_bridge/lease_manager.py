@@ -31,7 +31,7 @@ def leases_of(state: ArbiterState, name: str) -> m.Leases:
     promised = 0
     if app.together > 1:
         promised = sum(each.heir == name for each in state.leases) + sum(
-            not each.group and (each.gpu, name) not in state.backoff for each in leases
+            not each.group for each in leases
         )
     # A token says which GPU it is, and which group.
     shown = repr((promised, [(view.token, view.ending) for view in views]))
@@ -51,13 +51,16 @@ class LeaseManager:
 
     def grant_gpu(self, gpu: str, app: str, expires: float | None = None) -> None:
         """Lease a free GPU, and have it reserved. ``expires``: None for a first lease of usual length."""
+        self._begin(self._state.leases.grant(gpu, app, 0.0), expires)
+
+    def _begin(self, lease: Lease, expires: float | None = None) -> None:
         state = self._state
         if expires is None:
-            expires = state.clock + first_length(self._phase(gpu), state.clock, state.settings.lease_s)
-        state.leases.grant(gpu, app, expires)
-        if app in state.apps:
-            state.apps[app].gain_gpu()
-            self.align_ends(app)
+            expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
+        lease.expires = expires
+        if lease.app in state.apps:
+            state.apps[lease.app].gain_gpu()
+            self.align_ends(lease.app)
 
     def _phase(self, gpu: str) -> float:
         key = tuple(self._state.gpus), bool(self._state.gangs())
@@ -92,12 +95,9 @@ class LeaseManager:
 
     def take_all_from(self, app: str) -> None:
         """The app is gone or away: end all its leases, and all promises to it."""
-        self._state.backoff.forget(app=app)
-        for lease in self._state.leases.of(app):
-            lease.closing = True
         for lease in self._state.leases:
-            if lease.heir == app:
-                lease.heir = None
+            lease.closing = lease.closing or lease.app == app
+            lease.heir = None if lease.heir == app else lease.heir
 
     def end_leases_over_quota(self, user: str) -> None:
         """Let leases beyond the user's quota end without renewal."""
@@ -106,13 +106,14 @@ class LeaseManager:
             lease.ending, lease.heir = True, None
 
     def close_expired(self) -> None:
+        """End what is over. A reservation that waits is withdrawn when its app has no more use for the GPU."""
         for lease in self._state.leases:
-            lease.closing = lease.closing or self._state.clock >= lease.expires
+            over = not self._could_use(lease.app) if lease.idle else self._state.clock >= lease.expires
+            lease.closing = lease.closing or over
 
     # --- what agents and Ray say of reservations
 
     def forget_gpu(self, gpu: str) -> None:
-        self._state.backoff.forget(gpu=gpu)
         lease = self._state.leases.get(gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back. The token is never used again.
@@ -135,12 +136,12 @@ class LeaseManager:
         if heir in state.apps and gpu in state.gpus and self._could_use(heir):
             self.grant_gpu(gpu, heir)
 
-    def _could_use(self, heir: str) -> bool:
-        """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
+    def _could_use(self, name: str) -> bool:
+        """Whether the app may have one more GPU, and has a use for it by its latest report."""
         state = self._state
-        app = state.apps[heir]
-        keeps = [state.gpus[each.gpu] for each in state.leases.of(heir) if not (each.closing or each.ending)]
-        return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(heir)) > 0
+        app = state.apps[name]
+        keeps = [state.gpus[each.gpu] for each in state.leases.of(name) if not each.ending]
+        return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(name)) > 0
 
     def note_reserved(self, event: m.Reserved) -> None:
         """A reservation was made: from now on its app is told of the lease."""
@@ -149,20 +150,17 @@ class LeaseManager:
         if lease is None or lease.closing:
             return
         lease.group = event.group
-        if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(state.user_of(lease.app)) < 0:
-            # The app has won other GPUs meanwhile.
-            lease.closing = True
+        if lease.waits:
+            # The app may have won other GPUs meanwhile.
+            lease.closing = not self._could_use(lease.app)
+            lease.waits = False
+            self._begin(lease)
 
-    def take_failure(self, event: m.ReserveFailed) -> None:
-        """A reservation could not be made."""
-        state = self._state
-        lease = state.leases.current(event.gpu, event.token)
-        if lease is None:
-            return
-        # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
-        apps = {lease.app} & state.apps.keys() if event.no_room is None else state.asking_for(event.no_room)
-        state.backoff.record_failure(lease.gpu, apps, state.clock, state.settings.retry_s)
-        state.leases.drop(lease)
+    def note_no_room(self, event: m.NoRoom) -> None:
+        """A reservation waits in Ray's queue."""
+        lease = self._state.leases.current(event.gpu, event.token)
+        if lease is not None:
+            lease.waits = not lease.group
 
     # --- restart
 

@@ -97,10 +97,8 @@ class Situation:
         return tie_break(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
-        """How many GPUs the app could use beyond those that it keeps. For gangs, no more than the offer has whole."""
+        """How many GPUs of the offer the app could use beyond those that it keeps, in whole gangs."""
         held, together = self.held[app], self.together.get(app, 1)
-        if together == 1:
-            return min(self.needs[app].useful, self.quota.get(app, NO_QUOTA)) - len(held)
         more = self.needs[app].useful - whole_gangs(held, together)
         room = max(0, min(more, self.quota.get(app, NO_QUOTA) - len(held)))
         return min(room - room % together, whole_gangs(self.offer.values(), together))

@@ -36,9 +36,9 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
     held: dict[str, list[Lease]] = {}
     for gpu in gpus:
         lease = leases.get(gpu)
-        if lease is None or gpu in recalled or lease.app == newcomer or (lease.closing and lease.heir is None):
+        if lease is None or leases.is_free(gpu) or gpu in recalled or lease.app == newcomer:
             need -= 1
-        elif not lease.closing and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
+        elif lease.held and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
     weights = state.weights()
@@ -87,8 +87,7 @@ def _gangs_to_recall(
     gpus, machines = state.gpus, dict[str, list[Lease]]()
     free: Counter[str] = Counter()
     for gpu in gpus.values():
-        lease = state.leases.get(gpu.id)
-        free[gpu.machine] += lease is None or gpu.id in recalled or (lease.closing and lease.heir is None)
+        free[gpu.machine] += gpu.id in recalled or state.leases.is_free(gpu.id)
         machines.setdefault(gpu.machine, [])
     for lease in (lease for own in held.values() for lease in own):
         machines[gpus[lease.gpu].machine].append(lease)

@@ -193,15 +193,14 @@ class Simulation:
     def _until_tick(self) -> float:
         """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
         state, auctioneer = self.arbiter.state, self.arbiter.auctioneer
-        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
+        times = [auctioneer.due]
         notice = state.settings.notice_s
         for lease in state.leases:
             if not lease.closing:
                 # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
                 late = lease.ending or lease.on_offer(state.clock, notice)
                 times.append(lease.expires if late else lease.expires - notice)
-        times.append(auctioneer.due)
-        return max(0.0, min(times, default=math.inf) - state.clock)
+        return max(0.0, min(times) - state.clock)
 
     def _push(self, at: float, name: str) -> None:
         heapq.heappush(self._heap, (at, next(self._order), name, self._newest[name]))

@@ -222,7 +222,7 @@ class World:
     def _reserve(self, app: str, gpu: str, token: int) -> None:
         holder = self.reserved.get(gpu)
         if gpu not in self.there:
-            self._to_arbiter(m.ReserveFailed(gpu, token))
+            self._to_arbiter(m.NoRoom(gpu, token))
             return
         if holder is not None and holder != (app, token):
             self._violated(f"{gpu} is reserved for {app}, token {token}, while {holder} holds it")

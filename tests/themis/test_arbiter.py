@@ -79,17 +79,17 @@ def test_no_round_is_due_for_an_app_that_falls_silent_before_its_first_one():
 
 
 def test_gpus_that_different_apps_may_have_are_cleared_at_one_tick_after_the_other():
-    cluster = Cluster(0)
-    cluster.join("a")
+    cluster = Cluster(1)
+    cluster.impossible = {("g0", "a")}
+    cluster.join("a", memory=1.0)
     cluster.join("b", Job(0))
     state = cluster.arbiter.state
-    for gpu, app in (("g0", "a"), ("g1", "b")):
-        state.backoff.record_failure(gpu, [app], 0.0, 60.0)
+    before = state.rounds
     cluster.arbiter.handle(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))), 0.0)
     for rounds in (1, 2, 2):
         cluster.arbiter.handle(m.Tick(), 0.0)
-        assert state.rounds == rounds
-    assert [(lease.gpu, lease.app) for lease in state.leases] == [("g1", "a")]
+        assert state.rounds == before + rounds
+    assert [(lease.gpu, lease.state) for lease in state.leases] == [("g0", "waiting"), ("g1", "asked")]
 
 
 def silent(seconds: float) -> Cluster:

@@ -65,7 +65,7 @@ def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:
     cluster.join("a", Job(2, 1e5))
     cluster.wait(1)
     (app,) = view(cluster.arbiter.state).values()
-    assert re.fullmatch(r"Ray could not reserve 1 free devices for it; next attempt in \d+ s", app["waits"])
+    assert app["waits"].startswith("Ray has no room for what it needs beside 1 devices")
 
 
 def test_the_status_counts_apps_in_the_order_in_which_they_bid() -> None:

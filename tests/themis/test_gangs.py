@@ -76,7 +76,7 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
-@pytest.mark.parametrize("how", [m.ReserveFailed, m.Removed, m.Gpus])
+@pytest.mark.parametrize("how", [m.Removed, m.Gpus])
 def test_an_app_hears_of_a_promise_that_is_dropped(how):
     cluster = Cluster(4)
     cluster.join("one", Job(4, 1e5))

@@ -102,7 +102,7 @@ def test_leases_of_one_tenant(control):
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")
     tenant.close()
-    until(lambda: not reservations.found())
+    until(lambda: not reservations.found()[0])
     assert control.stop()
     with pytest.raises(ThemisError, match="fluidtune arbiter start"):
         control.status()
