@@ -49,15 +49,13 @@ class LeaseManager:
 
     # --- grant and end
 
-    def grant_gpu(self, gpu: str, app: str, expires: float | None = None) -> None:
-        """Lease a free GPU, and have it reserved. ``expires``: None for a first lease of usual length."""
-        self._begin(self._state.leases.grant(gpu, app, 0.0), expires)
+    def grant_gpu(self, gpu: str, app: str) -> None:
+        """Lease a free GPU, and have it reserved."""
+        self._begin(self._state.leases.grant(gpu, app, 0.0))
 
-    def _begin(self, lease: Lease, expires: float | None = None) -> None:
+    def _begin(self, lease: Lease) -> None:
         state = self._state
-        if expires is None:
-            expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
-        lease.expires = expires
+        lease.expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
         if lease.app in state.apps:
             state.apps[lease.app].gain_gpu()
             self.align_ends(lease.app)
@@ -172,13 +170,9 @@ class LeaseManager:
         """
         state = self._state
         for lease in list(state.leases):
-            there = reserved.get(lease.gpu)
-            if lease.gpu not in state.gpus or (there is None and lease.closing):
+            # The reservation may have existed and be gone again; a token must not be reserved twice.
+            if lease.gpu not in state.gpus or lease.gpu not in reserved:
                 state.leases.drop(lease)
-            elif there is None:
-                # The reservation may have existed and be gone again; a token must not be reserved twice.
-                state.leases.drop(lease)
-                self.grant_gpu(lease.gpu, lease.app, lease.expires)
         for gpu, (app, token, group) in reserved.items():
             known = state.leases.get(gpu)
             if known is not None and known.token == token:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -135,7 +134,6 @@ class ArbiterActor:
                 "ticks": self._ticked,
                 "waiting": self._unwritten_leases() + self._groups.owed,
                 "trouble": [each for each in (self._books.trouble(), self._groups.trouble, *self._left_out) if each],
-                "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
             }
