@@ -55,7 +55,6 @@ class Arbiter:
         data: Mapping[str, Any],
         reserved: Mapping[str, tuple[str, int, str]],
         gpus: Iterable[Gpu],
-        wall: float,
         newest: int = 0,
     ) -> Arbiter:
         """The successor of a dead arbiter.
@@ -65,11 +64,10 @@ class Arbiter:
             reserved: GPU -> (app, token, id of the group, "" while Ray has not made it) of the reservations that exist
                 now. Those that the books do not have are removed; without books they become leases.
             gpus: the GPUs in the cluster now.
-            wall: time of day, s; see `ArbiterState.loaded`.
             newest: the largest token that any reservation ever had, if that is known.
         """
-        tokens = [newest, *(token for _, token, _ in reserved.values())]
-        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
+        newest = max([newest, *(token for _, token, _ in reserved.values())])
+        arbiter = cls(ArbiterState.loaded(data, gpus, newest))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter
 

@@ -75,15 +75,13 @@ class ArbiterState:
         }
 
     @classmethod
-    def loaded(cls, data: Mapping[str, Any], gpus: Iterable[Gpu], tokens: Iterable[int], wall: float) -> ArbiterState:
+    def loaded(cls, data: Mapping[str, Any], gpus: Iterable[Gpu], newest: int = 0) -> ArbiterState:
         """The state that ``data`` describes.
 
         Args:
             data: what `saved` returned; empty if the books are lost.
             gpus: the GPUs in the cluster now.
-            tokens: of reservations that exist or have existed. The next token is larger than all of them.
-            wall: time of day, s. Without books, tokens go on from its milliseconds, which is more than any arbiter
-                before can have reached.
+            newest: the largest token that any reservation ever had; the next one is larger.
 
         Raises TypeError, KeyError, AttributeError or ThemisError for data that no arbiter of this version has saved.
         """
@@ -92,8 +90,7 @@ class ArbiterState:
         state.away = {name: AppRecord(**app) for name, app in data.get("away", {}).items()}
         state.doubts = {user: (float(doubt), float(owed)) for user, (doubt, owed) in data.get("doubts", {}).items()}
         state.usage = {user: float(used) for user, used in data.get("usage", {}).items()}
-        floor = 0 if data else int(1000 * wall)
-        state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
+        state.leases = LeaseTable.loaded(data.get("leases", {}), newest)
         state.left = {name: float(at) for name, at in data.get("left", {}).items()}
         state.rounds = data.get("rounds", 0)
         state.clock = float(data.get("clock", 0.0))

@@ -159,10 +159,10 @@ class LeaseTable:
         return {"token": self.token, "leases": [asdict(lease) for lease in self._leases.values()]}
 
     @classmethod
-    def loaded(cls, data: dict[str, Any], seen: Iterable[int] = ()) -> LeaseTable:
-        """The table of ``data``. The next token is larger than those in ``seen``, too."""
+    def loaded(cls, data: dict[str, Any], newest: int) -> LeaseTable:
+        """The table of ``data``. The next token is larger than ``newest``, too."""
         table = cls()
         for each in data.get("leases", ()):
             table.add(Lease(**each))
-        table.token = max([int(data.get("token", 0)), *seen])
+        table.token = max(int(data.get("token", 0)), newest)
         return table

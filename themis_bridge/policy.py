@@ -187,7 +187,7 @@ def whole(situation: Situation, outcome: Outcome) -> Outcome:
     useless = _useless(situation, outcome.grants)
     if not useless:
         return outcome
-    stay = {gpu: holder for gpu in useless if (holder := situation.holder.get(gpu)) in situation.needs}
+    stay = {gpu: app for gpu in useless if (app := situation.holder.get(gpu, "")) in situation.needs}
     grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless} | stay
     for gpu in _useless(situation, grants):
         del grants[gpu]

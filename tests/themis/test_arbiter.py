@@ -114,6 +114,24 @@ def test_a_driver_whose_death_is_known_is_gone_and_another_one_gets_its_name():
         assert cluster.holds("a") == {"g0"}
 
 
+@pytest.mark.parametrize("life", ["", "ff"])
+def test_what_comes_after_its_app_has_left_is_late_also_after_a_restart(life):
+    # Seen: a job's last heartbeat came after it had left, and held GPUs for two seconds more.
+    cluster = Cluster(1)
+    agent = cluster.join("a")
+    agent.life = "ff"
+    late = agent.heartbeat()
+    cluster.send(late, m.AppLeft("a", agent.session, life))
+    state = cluster.arbiter.state
+    cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values())
+    for _ in range(2):
+        refused = cluster.arbiter.handle(late, cluster.now)
+        assert refused.ends == (not life) and not cluster.arbiter.state.holder("a")
+    # A driver that lives all the same makes another sign of life.
+    agent.life = "aa"
+    assert (cluster.arbiter.handle(agent.heartbeat(), cluster.now) is None) == bool(life)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts):
     cluster = silent(90)
@@ -121,7 +139,7 @@ def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts)
     before = state.away["a"]
     assert not cluster.holds("a"), "its leases end after the patience"
     if restarts:
-        cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values(), 0.0)
+        cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values())
         state = cluster.arbiter.state
     refused = cluster.arbiter.handle(Agent("a", "two", Job()).heartbeat(), cluster.now)
     assert not refused.ends and "keeps its name" in refused.why

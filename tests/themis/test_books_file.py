@@ -50,7 +50,7 @@ def test_books_of_another_user_are_refused_in_one_line(use, tmp_path: Path, monk
     write_books(path, "{}")
     mine = os.geteuid()
     monkeypatch.setattr(books_file.os, "geteuid", lambda: mine + 4242)
-    with pytest.raises(ThemisError, match=r"^\S+themis-me belongs to \S+ and not to user \d+: have .* remove it"):
+    with pytest.raises(ThemisError, match=r"^\S+themis-me belongs to user \d+ and not to user \d+: have .* remove it"):
         use(path)
 
 

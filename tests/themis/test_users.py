@@ -52,7 +52,7 @@ def test_the_apps_of_a_user_share_a_quota() -> None:
     for _ in range(30):
         cluster.wait(10)
         assert len(cluster.holds("a0") | cluster.holds("a1")) == 3
-    for quota in (5, 1):
+    for quota in (5, 1):  # Two jobs under a quota of one hold one device together.
         cluster.send(m.Configured({"quotas": {"anna": quota}}))
         cluster.wait(200)
         assert len(cluster.holds("a0") | cluster.holds("a1")) == quota

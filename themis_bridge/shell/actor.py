@@ -76,7 +76,7 @@ class ArbiterActor:
         self._turn = 0
         self._round_seconds = 0.0
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
-        self._arbiter = restored(self._books, self._groups, gpus, settings, time.time())
+        self._arbiter = restored(self._books, self._groups, gpus, settings)
         self._flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
@@ -270,14 +270,14 @@ def check_unit(unit: str) -> None:
         raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
 
 
-def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float) -> Arbiter:
+def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any]) -> Arbiter:
     """The arbiter that goes on from the books.
 
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
     well, so that its tokens are above those of an arbiter that was stopped.
 
     ``books``: those that cannot be read are kept aside. ``groups``: gets the groups that exist. ``settings``: changes
-    to the default `Settings`, if there are no books. ``wall``: time of day, s.
+    to the default `Settings`, if there are no books.
     """
     known = {gpu.id for gpu in gpus}
     there: dict[str, tuple[str, int, str]] = {}
@@ -292,9 +292,9 @@ def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, 
     text = books.text()
     if text is not None:
         try:
-            return Arbiter.restored(loaded(text), there, gpus, wall, newest)
+            return Arbiter.restored(loaded(text), there, gpus, newest)
         except BAD_BOOKS as error:
             books.keep_aside(error)
-    arbiter = Arbiter.restored({}, there, gpus, wall, newest)
+    arbiter = Arbiter.restored({}, there, gpus, newest)
     arbiter.state.settings = Settings().changed(settings)
     return arbiter

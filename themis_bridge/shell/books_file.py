@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import os
-import pwd
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -146,13 +145,7 @@ def _check_directory(path: Path) -> None:
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise ThemisError(
-            f"{path} belongs to {_user(found.st_uid)} and not to {_user(os.geteuid())}: "
+            f"{path} belongs to user {found.st_uid} and not to user {os.geteuid()}: "
             "have its owner or an administrator remove it, the arbiter does not use it"
         )
 
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
