@@ -169,15 +169,6 @@ def test_a_heartbeat_does_not_rewrite_the_books(world):
     assert books(world)["settings"]["lease_s"] == 100.0
 
 
-def test_a_thousand_joins_within_a_tick_write_the_books_once(world):
-    before = world.calls["write_books"]
-    for number in range(1000):
-        assert world.actor.hear(heard(f"app{number}", 1)) is None
-    assert world.calls["write_books"] == before
-    world.actor._pass_time()
-    assert world.calls["write_books"] == before + 1
-
-
 GOOD = json.loads(BOOKS)
 
 
