@@ -143,12 +143,13 @@ class LeaseManager:
 
     def note_reserved(self, event: m.Reserved) -> None:
         """A reservation was made: from now on its app is told of the lease."""
-        state = self._state
-        lease = state.leases.current(event.gpu, event.token)
-        if lease is None or lease.closing:
-            return
-        lease.group = event.group
-        if lease.waits:
+        lease = self._state.leases.current(event.gpu, event.token)
+        if lease is not None:
+            self._take_group(lease, event.group)
+
+    def _take_group(self, lease: Lease, group: str) -> None:
+        lease.group = group
+        if group and lease.idle:
             # The app may have won other GPUs meanwhile.
             lease.closing = not self._could_use(lease.app)
             lease.waits = False
@@ -176,7 +177,8 @@ class LeaseManager:
         for gpu, (app, token, group) in reserved.items():
             known = state.leases.get(gpu)
             if known is not None and known.token == token:
-                known.group = group
+                # Ray may have made it since it was said to wait.
+                self._take_group(known, group)
                 continue
             if known is not None:
                 # The books have a newer lease, but the reservation of an older one still exists: close that first.

@@ -176,7 +176,6 @@ GOOD = json.loads(BOOKS)
     ("text", "why"),
     [
         (BOOKS[:700], "JSONDecodeError"),
-        ("", "JSONDecodeError"),
         ("[]", "they are a list"),
         *((json.dumps({**GOOD, "format": each}), f"another version of FluidTune: format {each}") for each in (3, 99)),
         (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),

@@ -38,8 +38,6 @@ def test_single_job_is_equation_1():
     [
         lambda: JobInfo(-1, 1),
         lambda: JobInfo(1, math.nan),
-        lambda: JobInfo(1, 1, max_gpus=0),
-        lambda: independent_finish_time(0, 1, 1, 1),
         lambda: independent_finish_time(1, 1, 1, 0.5),
         lambda: halving_phases([], []),
     ],

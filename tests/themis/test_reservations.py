@@ -9,6 +9,7 @@ import pytest
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import messages as m
 from themis_bridge.agent import Gained
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.locality import Gpu
 
 
@@ -22,13 +23,18 @@ def waiting(memory: float, **more) -> Cluster:
     return cluster
 
 
-def test_who_waits_has_its_gpu_as_soon_as_there_is_room_and_a_whole_lease():
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_waits_has_its_gpu_as_soon_as_there_is_room_and_a_whole_lease(dies):
     cluster = waiting(2.0)
     cluster.wait(600)
     state = cluster.arbiter.state
     assert state.leases.token == 1, "asked once, however long it takes"
     assert not state.leases.of("a") and not cluster.agents["a"].leases
     cluster.impossible.clear()
+    if dies:
+        cluster.reserved = {"g0": ("a", 1)}
+        cluster.arbiter = Arbiter.restored(state.saved(), {"g0": ("a", 1, "group")}, state.gpus.values())
+        state = cluster.arbiter.state
     cluster.wait(1)
     assert cluster.holds("a") == {"g0"} and sum(isinstance(each, Gained) for each in cluster.notices) == 1
     assert state.leases.get("g0").expires > cluster.now + SETTINGS.lease_s / 2 - 2

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -186,12 +186,12 @@ class ArbiterActor:
         return len(now - {(key, need is None) for key, need in (self._wanted or {}).items()})
 
     def _need(self, lease: Lease) -> Wanted | None:
-        gpu = self._arbiter.state.gpus[lease.gpu]
-        return None if lease.closing else Wanted(self._bundle(lease.app), self._ties[gpu.machine])
-
-    def _bundle(self, app: str) -> Mapping[str, float]:
-        known = self._arbiter.state.apps.get(app)
-        return known.bundle if known is not None and known.bundle else {self._unit: 1.0}
+        state = self._arbiter.state
+        if lease.closing:
+            return None
+        known = state.apps.get(lease.app)
+        bundle = known.bundle if known is not None and known.bundle else {self._unit: 1.0}
+        return Wanted(bundle, self._ties[state.gpus[lease.gpu].machine])
 
     # --- time and Ray
 
@@ -250,10 +250,7 @@ class ArbiterActor:
             self._handle(m.Gpus(tuple(gpus)))
 
     def _look_at_a_driver(self) -> None:
-        """Ask Ray whether one of the silent drivers is dead: each in turn, one a tick, since a call takes time.
-
-        Then its app is forgotten. The name of a driver that only stands still is kept.
-        """
+        """Ask Ray whether one of the silent drivers, each in turn, is dead. Then its app is forgotten."""
         with self._lock:
             silent = self._arbiter.state.silent(SILENT_S)
         self._turn += 1
