@@ -22,13 +22,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import finish, parser, result, say
 from themis_bridge import Bid, JobInfo, clear_auction, independent_finish_time
 from themis_bridge.auction import Shaped, bidder_rows
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
-from themis_bridge.winner_determination import WinnerDetermination
+from themis_bridge.winner_determination import SilentHighs, WinnerDetermination
 
 
 def cluster(machines: dict[int, int], racks: int) -> list[Gpu]:
@@ -67,7 +69,12 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
 def relaxed_value(bids: Sequence[Bid], where: Mapping[Any, Gpu]) -> float:
     """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
     layout = Shaped(where)
-    return WinnerDetermination([bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
+    tables = [bidder_rows(bid, layout)[0] for bid in bids]
+    solver = SilentHighs()
+    rows = np.arange(sum(len(table.values) for table in tables))
+    solver.passModel(WinnerDetermination(tables, layout.capacity).program(rows))
+    solver.run()
+    return float(-solver.getInfo().objective_function_value)
 
 
 def any_subset(values: list[Valuation], gpus: int) -> float:

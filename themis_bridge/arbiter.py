@@ -42,8 +42,7 @@ class Arbiter:
             m.AppLeft: self._app_left,
             m.Removed: self._leases.end_closed,
             m.Reserved: self._leases.note_reserved,
-            m.ReserveFailed: self._leases.take_failure,
-            m.Freed: lambda freed: state.backoff.end_pauses(),
+            m.NoRoom: self._leases.note_no_room,
             m.Configured: self._configured,
             m.Tick: self._tick,
         }
@@ -56,7 +55,6 @@ class Arbiter:
         data: Mapping[str, Any],
         reserved: Mapping[str, tuple[str, int, str]],
         gpus: Iterable[Gpu],
-        wall: float,
         newest: int = 0,
     ) -> Arbiter:
         """The successor of a dead arbiter.
@@ -66,11 +64,10 @@ class Arbiter:
             reserved: GPU -> (app, token, id of the group, "" while Ray has not made it) of the reservations that exist
                 now. Those that the books do not have are removed; without books they become leases.
             gpus: the GPUs in the cluster now.
-            wall: time of day, s; see `ArbiterState.loaded`.
             newest: the largest token that any reservation ever had, if that is known.
         """
-        tokens = [newest, *(token for _, token, _ in reserved.values())]
-        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
+        newest = max([newest, *(token for _, token, _ in reserved.values())])
+        arbiter = cls(ArbiterState.loaded(data, gpus, newest))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter
 
@@ -107,6 +104,9 @@ class Arbiter:
 
     def _heard(self, event: m.Heard) -> m.Refused | None:
         state, app = self.state, self.state.holder(event.app)
+        if {event.session, event.life} & state.left.keys():
+            over = event.session in state.left
+            return m.Refused(f"app {event.app!r} {'has left' if over else 'has lost its sign of life'}", ends=over)
         if app is not None and app.session not in (event.session, ""):
             return self._refuse_namesake(event.app, app)
         if app is None and (why := state.why_not_admitted(event.app)):
@@ -140,8 +140,10 @@ class Arbiter:
         for name, app in list(state.away.items()):
             if state.clock - app.heard > state.name_kept_s or not app.session:
                 state.forget(name)
+        state.left = {each: at for each, at in state.left.items() if state.clock - at <= state.name_kept_s}
 
     def _app_left(self, event: m.AppLeft) -> None:
+        self.state.left[event.life or event.session] = self.state.clock
         holder = self.state.holder(event.app)
         if holder is not None and holder.session == event.session:
             self.state.forget(event.app)

@@ -1,4 +1,4 @@
-"""What the arbiter knows: GPUs, apps, leases, failed reservations and its clock; also the books that store it.
+"""What the arbiter knows: GPUs, apps, leases and its clock; also the books that store it.
 
 Here are questions that several parts of the arbiter ask of that state. What happens to it is decided in `arbiter`
 (events), `auctioneer` (rounds) and `lease_manager` (leases).
@@ -7,13 +7,12 @@ Here are questions that several parts of the arbiter ask of that state. What hap
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from themis_bridge.app_record import AppRecord, crowding
-from themis_bridge.backoff import Backoff
 from themis_bridge.bids import Endless, Valuation
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
@@ -28,7 +27,7 @@ FORGOTTEN = 1.0
 
 
 class ArbiterState:
-    """See the module. Everything but ``gpus``, ``reports`` and ``backoff`` is stored in the books.
+    """See the module. Everything but ``gpus`` and ``reports`` is stored in the books.
 
     One thing: all that the arbiter knows is written to the books at once.
     """
@@ -48,7 +47,9 @@ class ArbiterState:
         #: User -> decayed GPU seconds; empty without a half-life.
         self.usage: dict[str, float] = {}
         self.leases = LeaseTable()
-        self.backoff = Backoff()
+        #: Sessions that have left and signs of life that Ray has removed -> when that was told. What comes in their
+        #: names is late.
+        self.left: dict[str, float] = {}
         #: Seconds. It starts at 0, never goes back, and goes on from the books when the arbiter restarts.
         self.clock = 0.0
         #: Number of rounds begun so far.
@@ -68,20 +69,19 @@ class ArbiterState:
             "doubts": self.doubts,
             "usage": self.usage,
             "leases": self.leases.saved(),
+            "left": self.left,
             "rounds": self.rounds,
             "clock": self.clock,
         }
 
     @classmethod
-    def loaded(cls, data: Mapping[str, Any], gpus: Iterable[Gpu], tokens: Iterable[int], wall: float) -> ArbiterState:
+    def loaded(cls, data: Mapping[str, Any], gpus: Iterable[Gpu], newest: int = 0) -> ArbiterState:
         """The state that ``data`` describes.
 
         Args:
             data: what `saved` returned; empty if the books are lost.
             gpus: the GPUs in the cluster now.
-            tokens: of reservations that exist or have existed. The next token is larger than all of them.
-            wall: time of day, s. Without books, tokens go on from its milliseconds, which is more than any arbiter
-                before can have reached.
+            newest: the largest token that any reservation ever had; the next one is larger.
 
         Raises TypeError, KeyError, AttributeError or ThemisError for data that no arbiter of this version has saved.
         """
@@ -90,13 +90,11 @@ class ArbiterState:
         state.away = {name: AppRecord(**app) for name, app in data.get("away", {}).items()}
         state.doubts = {user: (float(doubt), float(owed)) for user, (doubt, owed) in data.get("doubts", {}).items()}
         state.usage = {user: float(used) for user, used in data.get("usage", {}).items()}
-        floor = 0 if data else int(1000 * wall)
-        state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
+        state.leases = LeaseTable.loaded(data.get("leases", {}), newest)
+        state.left = {name: float(at) for name, at in data.get("left", {}).items()}
         state.rounds = data.get("rounds", 0)
         state.clock = float(data.get("clock", 0.0))
         state.gpus = {gpu.id: gpu for gpu in gpus}
-        for record in (*state.apps.values(), *state.away.values(), *state.leases):
-            _check_types(record)
         for app in state.apps.values():
             # No app is taken for silent because of the time without an arbiter.
             app.heard = state.clock
@@ -114,7 +112,7 @@ class ArbiterState:
         seconds, self._unaccounted = self._unaccounted, 0.0
         if not seconds:
             return
-        held = Counter(lease.app for lease in self.leases if not lease.closing)
+        held = Counter(lease.app for lease in self.leases if lease.held)
         share = crowding(self.apps)
         for name, app in self.apps.items():
             app.crowd += seconds * share[name]
@@ -146,6 +144,11 @@ class ArbiterState:
     def holder(self, name: str) -> AppRecord | None:
         """The app that has the name, also if it is away."""
         return self.apps.get(name) or self.away.get(name)
+
+    def silent(self, seconds: float) -> list[tuple[str, str, str]]:
+        """(app, session, sign of life) of the apps that have been silent for longer than this."""
+        known = (*self.apps.items(), *self.away.items())
+        return [(name, app.session, app.life) for name, app in known if app.life and self.clock - app.heard > seconds]
 
     def set_away(self, name: str) -> None:
         """The app has been silent for too long. It does not count any more, and its name is kept."""
@@ -244,7 +247,7 @@ class ArbiterState:
         return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
-        return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]
+        return [each for each in self.leases if each.held and self.user_of(each.app) == user]
 
     def weights(self) -> Mapping[str, float]:
         """User -> his weight by the settings and, with a half-life, by what he had in the past."""
@@ -264,14 +267,17 @@ class ArbiterState:
             f"times the {len(self.gpus)} GPUs of the cluster (the arbiter's setting most_demand); start it later"
         )
 
-    def asking_for(self, bundle: Mapping[str, float]) -> set[str]:
-        """The apps that ask for at least as much as this bundle has with one of their devices."""
-        least = [(name, amount) for name, amount in bundle.items() if amount > 0]
-        return {
+    def barred(self, gpu: str) -> frozenset[str]:
+        """The apps that must not be granted the GPU now: those that ask for as much as the one that waits there."""
+        lease = self.leases.get(gpu)
+        if lease is None or not lease.idle:
+            return frozenset()
+        least = self.apps[lease.app].bundle.items()
+        return frozenset(
             name
             for name, each in self.apps.items()
-            if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
-        }
+            if all(each.bundle.get(resource, -1.0) >= amount for resource, amount in least)
+        )
 
     def gangs(self) -> dict[str, int]:
         """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
@@ -282,33 +288,19 @@ class ArbiterState:
 
     def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
         """Whether the holder keeps the GPU whatever comes of a round on ``offer``."""
-        settled = lease.gpu not in offer and lease.heir is None and not lease.ending
-        return settled and (lease.gpu, lease.app) not in self.backoff
+        return lease.held and lease.gpu not in offer and lease.heir is None and not lease.ending
 
     def offerable(self, recalled: Container[str] = ()) -> dict[str, Gpu]:
         """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer or recalled."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
-            if lease is None:
-                if not self.apps.keys() <= self.backoff.barred_apps(name, self.clock):
+            if lease is None or lease.idle:
+                if not self.apps.keys() <= self.barred(name):
                     found[name] = gpu
             elif name in recalled or lease.on_offer(self.clock, self.settings.notice_s):
                 found[name] = gpu
         return found
-
-    def barred(self, offer: Mapping[str, Gpu]) -> dict[str, frozenset[str]]:
-        """GPU on offer -> the apps that must not be granted it now. The GPUs of a gang are offered together."""
-        barred = {name: self.backoff.barred_apps(name, self.clock) for name in offer}
-        gangs = self.gangs()
-        held: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name in offer if gangs else ():
-            lease = self.leases.get(name)
-            if lease is not None and lease.app in gangs:
-                held[lease.app, offer[name].machine].append(name)
-        for (app, _), own in held.items():
-            barred.update(dict.fromkeys(own, frozenset().union(*(barred[name] for name in own)) - {app}))
-        return barred
 
 
 def decayed(before: float, gpus: int, seconds: float, half_life_s: float) -> float:
@@ -331,22 +323,3 @@ def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, 
     """
     total, count = sum(usage.values()), len({*usage, *users})
     return {user: 2.0 ** (-usage.get(user, 0.0) * count / total) if total else 1.0 for user in users}
-
-
-#: The types of JSON that a field of a record may have, by the first word of its annotation.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "float": (int, float),
-    "int": (int,),
-    "str": (str,),
-    "bool": (bool,),
-    "dict": (dict,),
-}
-
-
-def _check_types(record: Any) -> None:
-    """Raise TypeError if a field of a record from the books has a value of a type that would fail later, in a tick."""
-    for each in fields(record):
-        value, annotation = getattr(record, each.name), str(each.type)
-        allowed = _TYPES.get(annotation.replace("[", " ").split(" ")[0], (list, tuple))
-        if not isinstance(value, allowed) and not (value is None and annotation.endswith("| None")):
-            raise TypeError(f"{each.name}={value!r} of a {type(record).__name__}: expected {annotation}")

@@ -86,11 +86,10 @@ def _missing(state: ArbiterState, name: str) -> str:
     promised = [lease.expires for lease in state.leases if lease.heir == name]
     if promised:
         return f"{len(promised)} devices are promised to it, the first within {_until(min(promised), state)}"
-    free = [gpu for gpu in state.gpus if state.leases.get(gpu) is None]
-    barred = {gpu for gpu in free if name in state.backoff.barred_apps(gpu, state.clock)}
-    if barred:
-        retry = min(until for gpu, until in state.backoff.retry_times(state.clock) if gpu in barred)
-        return f"Ray could not reserve {len(barred)} free devices for it; next attempt in {_until(retry, state)}"
+    full = sum(name in state.barred(gpu) for gpu in state.gpus)
+    if full:
+        return f"Ray has no room for what it needs beside {full} devices that no job has; a reservation waits for it"
+    free = [gpu for gpu in state.gpus if (lease := state.leases.get(gpu)) is None or lease.idle]
     if whole_gangs(map(state.gpus.__getitem__, free), together):
         return f"{len(free)} devices are free and about to be offered"
     if together > 1 and not whole_gangs(state.gpus.values(), together):
@@ -101,7 +100,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     ends = [
         max(state.clock, lease.expires - state.settings.notice_s)
         for lease in state.leases
-        if lease.app != name and not lease.closing and not lease.ending
+        if lease.app != name and lease.held and not lease.ending
     ]
     if not ends:
         return "all other devices change hands now"

@@ -110,7 +110,7 @@ def clear_auction(bids: Iterable[Bid], where: Mapping[Any, Gpu], *, seconds: flo
         payment[bid.app] = 1.0
         if won[bid.app]:
             others = best.value - float(tables[number][0].values[best.rows[number]])
-            absent = problem.solve_without(number, best)
+            absent = problem.solve(number, best)
             exact = exact and absent.bound <= absent.value
             payment[bid.app] = min(1.0, math.exp(others - absent.value))
     placed = layout.place(bids, won)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
@@ -28,38 +27,6 @@ from themis_bridge.winner_determination import EQUAL
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Tally:
-    """What has become of the GPUs on offer since the arbiter started. All are numbers of rounds or of GPUs."""
-
-    #: Rounds in which apps bid.
-    auctions: int = 0
-    #: Of these, the rounds with several bids.
-    contested: int = 0
-    #: GPUs that bidders won.
-    won: int = 0
-    #: Of these, the GPUs that they kept; the others were their payments.
-    kept: int = 0
-    #: GPUs that apps were given without having won them.
-    leftovers: int = 0
-    #: GPUs that stayed with their holder although another app would have got them.
-    overridden: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a round."""
-        self.leftovers += len(outcome.leftovers)
-        self.overridden += len(outcome.overridden)
-        clearing = outcome.clearing
-        if clearing is None:
-            return
-        won = {app: len(gpus) for app, gpus in clearing.proportional.items()}
-        kept = {app: len(gpus) for app, gpus in clearing.allocation.items()}
-        self.auctions += bool(won)
-        self.contested += len(won) > 1
-        self.won += sum(won.values())
-        self.kept += sum(kept.values())
-
-
 class Auctioneer:
     """See the module.
 
@@ -72,13 +39,10 @@ class Auctioneer:
         #: What the next round may be about: as of the last round, and when it comes although nothing has changed, s.
         self._seen: Any = None
         self._again = 0.0
-        #: Of a round that is not over: the GPUs that were cleared, and those that were recalled.
-        self._cleared, self._recalled = set[str](), set[str]()
         #: When the arbiter began, without reports.
         self._began = state.clock
         #: Number of times that a round, or one app's part in it, raised an exception, which is a bug.
         self.failed = 0
-        self.tally = Tally()
 
     # --- when
 
@@ -91,7 +55,7 @@ class Auctioneer:
         state = self._state
         if state.gpus and any(state.apps[name].rho is None for name in self._here()):
             return state.clock
-        if not state.apps or not state.offerable(self._recalled):
+        if not state.apps or not state.offerable():
             return math.inf
         return self._again if self._seen == self._subject() else state.clock
 
@@ -103,50 +67,35 @@ class Auctioneer:
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
         state = self._state
-        free = [name for name in state.gpus if state.leases.get(name) is None]
-        barred = {name: state.backoff.barred_apps(name, state.clock) for name in free}
+        free = [name for name in state.gpus if (lease := state.leases.get(name)) is None or lease.idle]
+        barred = {name: state.barred(name) for name in free}
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
-        """Recall leases for apps that are new, and clear what is on offer, if that is due.
-
-        GPUs that other apps may have are cleared at the next call, so that reports are heard between the two.
-        """
+        """Recall leases for apps that are new, and clear what is on offer, if that is due."""
         state, oldest = self._state, self._state.clock - self._state.settings.answer_s
         # After a restart of the arbiter, apps have to say first how things are.
         if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
-        apps = self._here()
-        new = [name for name in apps if state.apps[name].rho is None]
-        if new:
-            self._cleared.clear()
-        failed = {name for name in new if not self._take_report(name)}
-        offer = state.offerable(self._recalled)
+        apps, recalled = self._here(), set[str]()
+        failed = {name for name in apps if state.apps[name].rho is None and not self._take_report(name, recalled)}
+        offer = state.offerable(recalled)
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
-        for name, barred in state.barred(offer).items() if apps else ():
-            if name not in self._cleared:
-                groups.setdefault(barred, {})[name] = offer[name]
-        if not groups:
-            self._cleared, self._recalled = set(), set()
-            return
-        barred = next(iter(groups))
-        part = groups.pop(barred)
-        state.rounds += 1
-        self._clear(part, [app for app in apps if app not in barred | failed], self._recalled)
+        for name in offer if apps else ():
+            groups.setdefault(state.barred(name), {})[name] = offer[name]
+        for barred, part in groups.items():
+            state.rounds += 1
+            self._clear(part, [app for app in apps if app not in barred | failed], recalled)
         if groups:
-            self._cleared.update(part)
-            self._seen = None
-        else:
-            self._cleared, self._recalled = set(), set()
             self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
 
-    def _take_report(self, app: str) -> bool:
+    def _take_report(self, app: str, recalled: set[str]) -> bool:
         """Take an app's newest report, and recall leases for it if it is new. Returns whether it can take part."""
         state, record = self._state, self._state.apps[app]
         try:
             if record.rho is None and self._policy.recalls:
-                self._recalled.update(leases_to_recall(app, state, self._recalled))
+                recalled.update(leases_to_recall(app, state, recalled))
             state.take_report(app)
         except Exception:
             logger.exception("themis: the report of %s cannot be used; the app is left out of this round", app)
@@ -158,13 +107,13 @@ class Auctioneer:
 
     # --- one round
 
-    def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: Container[str]) -> None:
+    def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: set[str]) -> None:
         """Clear one offer. ``apps``: those that may have its GPUs. ``recalled``: GPUs whose notice has not begun."""
         state, outcome = self._state, Outcome()
         aside: dict[str, str] = {}
         rest = offer
         try:
-            apps = [app for app in apps if self._take_report(app)]
+            apps = [app for app in apps if self._take_report(app, recalled)]
             aside = set_aside(state, apps, offer)
             rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
             if rest and apps:
@@ -173,7 +122,6 @@ class Auctioneer:
             # If this round were not ended, no other one could ever be.
             logger.exception("themis: round %d failed; nothing is leased in it", state.rounds)
             self.failed += 1
-        self.tally.add(outcome)
         for gpu in (*aside, *rest):
             self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu), gpu in recalled)
         for app in sorted(state.gangs()):
@@ -195,6 +143,10 @@ class Auctioneer:
             # His leases that no app has won count until they end.
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                 self._leases.grant_gpu(gpu, winner)
+            return
+        if lease.idle:
+            # An app that needs less beside the GPU has it as soon as the reservation that waits is gone.
+            lease.closing, lease.heir = winner is not None, winner
             return
         # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
         # the lease is offered again, and at its end the GPU is free.
@@ -230,7 +182,7 @@ class Auctioneer:
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)
             rho, best = (record.rho or 0.0) * factor, record.best * factor
             needs[app] = Need(rho, worth.useful, worth.gang, best, left, report)
-        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
         joined = {app: state.apps[app].joined for app in needs}
         return Situation(needs, held, offer, holder, self._quotas(needs, held), joined, state.rounds, state.gangs())
 
@@ -280,10 +232,10 @@ def set_aside(state: ArbiterState, apps: Iterable[str], offer: Mapping[str, Gpu]
     here = sorted(apps, key=lambda app: (state.apps[app].joined, app))
     owed = {app: state.reserve(app) for app in here}
     for lease in state.leases:
-        app = lease.app if state.is_kept(lease, offer) and not lease.closing else lease.heir
+        app = lease.app if state.is_kept(lease, offer) else lease.heir
         if app in owed:
             owed[app] -= 1
-    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
     aside: dict[str, str] = {}
     for app in here:
         own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]

@@ -31,7 +31,7 @@ def leases_of(state: ArbiterState, name: str) -> m.Leases:
     promised = 0
     if app.together > 1:
         promised = sum(each.heir == name for each in state.leases) + sum(
-            not each.group and (each.gpu, name) not in state.backoff for each in leases
+            not each.group for each in leases
         )
     # A token says which GPU it is, and which group.
     shown = repr((promised, [(view.token, view.ending) for view in views]))
@@ -49,15 +49,16 @@ class LeaseManager:
 
     # --- grant and end
 
-    def grant_gpu(self, gpu: str, app: str, expires: float | None = None) -> None:
-        """Lease a free GPU, and have it reserved. ``expires``: None for a first lease of usual length."""
+    def grant_gpu(self, gpu: str, app: str) -> None:
+        """Lease a free GPU, and have it reserved."""
+        self._begin(self._state.leases.grant(gpu, app, 0.0))
+
+    def _begin(self, lease: Lease) -> None:
         state = self._state
-        if expires is None:
-            expires = state.clock + first_length(self._phase(gpu), state.clock, state.settings.lease_s)
-        state.leases.grant(gpu, app, expires)
-        if app in state.apps:
-            state.apps[app].gain_gpu()
-            self.align_ends(app)
+        lease.expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
+        if lease.app in state.apps:
+            state.apps[lease.app].gain_gpu()
+            self.align_ends(lease.app)
 
     def _phase(self, gpu: str) -> float:
         key = tuple(self._state.gpus), bool(self._state.gangs())
@@ -92,12 +93,9 @@ class LeaseManager:
 
     def take_all_from(self, app: str) -> None:
         """The app is gone or away: end all its leases, and all promises to it."""
-        self._state.backoff.forget(app=app)
-        for lease in self._state.leases.of(app):
-            lease.closing = True
         for lease in self._state.leases:
-            if lease.heir == app:
-                lease.heir = None
+            lease.closing = lease.closing or lease.app == app
+            lease.heir = None if lease.heir == app else lease.heir
 
     def end_leases_over_quota(self, user: str) -> None:
         """Let leases beyond the user's quota end without renewal."""
@@ -106,13 +104,14 @@ class LeaseManager:
             lease.ending, lease.heir = True, None
 
     def close_expired(self) -> None:
+        """End what is over. A reservation that waits is withdrawn when its app has no more use for the GPU."""
         for lease in self._state.leases:
-            lease.closing = lease.closing or self._state.clock >= lease.expires
+            over = not self._could_use(lease.app) if lease.idle else self._state.clock >= lease.expires
+            lease.closing = lease.closing or over
 
     # --- what agents and Ray say of reservations
 
     def forget_gpu(self, gpu: str) -> None:
-        self._state.backoff.forget(gpu=gpu)
         lease = self._state.leases.get(gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back. The token is never used again.
@@ -135,34 +134,32 @@ class LeaseManager:
         if heir in state.apps and gpu in state.gpus and self._could_use(heir):
             self.grant_gpu(gpu, heir)
 
-    def _could_use(self, heir: str) -> bool:
-        """Whether the app may have one more GPU, and has a use for it by its latest report, later than the promise."""
+    def _could_use(self, name: str) -> bool:
+        """Whether the app may have one more GPU, and has a use for it by its latest report."""
         state = self._state
-        app = state.apps[heir]
-        keeps = [state.gpus[each.gpu] for each in state.leases.of(heir) if not (each.closing or each.ending)]
-        return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(heir)) > 0
+        app = state.apps[name]
+        keeps = [state.gpus[each.gpu] for each in state.leases.of(name) if not each.ending]
+        return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(name)) > 0
 
     def note_reserved(self, event: m.Reserved) -> None:
         """A reservation was made: from now on its app is told of the lease."""
-        state = self._state
-        lease = state.leases.current(event.gpu, event.token)
-        if lease is None or lease.closing:
-            return
-        lease.group = event.group
-        if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(state.user_of(lease.app)) < 0:
-            # The app has won other GPUs meanwhile.
-            lease.closing = True
+        lease = self._state.leases.current(event.gpu, event.token)
+        if lease is not None:
+            self._take_group(lease, event.group)
 
-    def take_failure(self, event: m.ReserveFailed) -> None:
-        """A reservation could not be made."""
-        state = self._state
-        lease = state.leases.current(event.gpu, event.token)
-        if lease is None:
-            return
-        # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
-        apps = {lease.app} & state.apps.keys() if event.no_room is None else state.asking_for(event.no_room)
-        state.backoff.record_failure(lease.gpu, apps, state.clock, state.settings.retry_s)
-        state.leases.drop(lease)
+    def _take_group(self, lease: Lease, group: str) -> None:
+        lease.group = group
+        if group and lease.idle:
+            # The app may have won other GPUs meanwhile.
+            lease.closing = not self._could_use(lease.app)
+            lease.waits = False
+            self._begin(lease)
+
+    def note_no_room(self, event: m.NoRoom) -> None:
+        """A reservation waits in Ray's queue."""
+        lease = self._state.leases.current(event.gpu, event.token)
+        if lease is not None:
+            lease.waits = not lease.group
 
     # --- restart
 
@@ -174,17 +171,14 @@ class LeaseManager:
         """
         state = self._state
         for lease in list(state.leases):
-            there = reserved.get(lease.gpu)
-            if lease.gpu not in state.gpus or (there is None and lease.closing):
+            # The reservation may have existed and be gone again; a token must not be reserved twice.
+            if lease.gpu not in state.gpus or lease.gpu not in reserved:
                 state.leases.drop(lease)
-            elif there is None:
-                # The reservation may have existed and be gone again; a token must not be reserved twice.
-                state.leases.drop(lease)
-                self.grant_gpu(lease.gpu, lease.app, lease.expires)
         for gpu, (app, token, group) in reserved.items():
             known = state.leases.get(gpu)
             if known is not None and known.token == token:
-                known.group = group
+                # Ray may have made it since it was said to wait.
+                self._take_group(known, group)
                 continue
             if known is not None:
                 # The books have a newer lease, but the reservation of an older one still exists: close that first.

@@ -20,7 +20,8 @@ from themis_bridge.locality import Gpu
 END_GROUPS = 8
 #: State of a lease -> the states that may follow; after each of them it may be gone. docs/arbiter.md draws it.
 STATES: Mapping[str, tuple[str, ...]] = {
-    "asked": ("held", "ending", "closing"),
+    "asked": ("waiting", "held", "ending", "closing"),
+    "waiting": ("held", "closing"),
     "held": ("ending", "closing"),
     "ending": ("closing",),
     "closing": (),
@@ -44,11 +45,25 @@ class Lease:
     ending: bool = False
     #: Id of the placement group that Ray has made for it; "" before.
     group: str = ""
+    #: Ray has no room for its reservation, which waits in Ray's queue. Nobody holds the GPU meanwhile.
+    waits: bool = False
 
     @property
     def state(self) -> str:
         """One of `STATES`."""
-        return "closing" if self.closing else "ending" if self.ending else "held" if self.group else "asked"
+        if self.closing:
+            return "closing"
+        return "waiting" if self.waits else "ending" if self.ending else "held" if self.group else "asked"
+
+    @property
+    def held(self) -> bool:
+        """Whether it counts as held: it is not over, and there was room for it."""
+        return not self.closing and not self.waits
+
+    @property
+    def idle(self) -> bool:
+        """Whether another app may be granted the GPU at once: one that needs less beside it."""
+        return self.waits and not self.closing
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -57,7 +72,7 @@ class Lease:
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
         """Whether the GPU is to be auctioned: the lease's notice has begun, and no heir is decided."""
-        return not self.closing and not self.ending and self.expires - clock <= notice_s
+        return self.held and not self.ending and self.expires - clock <= notice_s
 
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
@@ -93,7 +108,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
-        #: App -> its leases by GPU, those that are closing among them.
+        #: App -> its leases by GPU, those that it does not hold among them.
         self._of: dict[str, dict[str, Lease]] = {}
         #: The largest token ever given.
         self.token = 0
@@ -104,9 +119,14 @@ class LeaseTable:
     def get(self, gpu: str) -> Lease | None:
         return self._leases.get(gpu)
 
+    def is_free(self, gpu: str) -> bool:
+        """Whether nobody holds the GPU or is promised it. What is on it may be about to end."""
+        lease = self._leases.get(gpu)
+        return lease is None or (not lease.held and lease.heir is None)
+
     def of(self, app: str) -> list[Lease]:
-        """The leases that the app holds; those that are closing are not among them."""
-        return [lease for lease in self._of.get(app, {}).values() if not lease.closing]
+        """The leases that the app holds; those that are closing or waiting are not among them."""
+        return [lease for lease in self._of.get(app, {}).values() if lease.held]
 
     def current(self, gpu: str, token: int) -> Lease | None:
         """The lease of the GPU if it has that token, else None."""
@@ -139,10 +159,10 @@ class LeaseTable:
         return {"token": self.token, "leases": [asdict(lease) for lease in self._leases.values()]}
 
     @classmethod
-    def loaded(cls, data: dict[str, Any], seen: Iterable[int] = ()) -> LeaseTable:
-        """The table of ``data``. The next token is larger than those in ``seen``, too."""
+    def loaded(cls, data: dict[str, Any], newest: int) -> LeaseTable:
+        """The table of ``data``. The next token is larger than ``newest``, too."""
         table = cls()
         for each in data.get("leases", ()):
             table.add(Lease(**each))
-        table.token = max([int(data.get("token", 0)), *seen])
+        table.token = max(int(data.get("token", 0)), newest)
         return table

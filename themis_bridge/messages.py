@@ -39,7 +39,12 @@ class AppEvent(Event):
 
 @dataclass(frozen=True)
 class AppLeft(AppEvent):
-    """That session of the app is over, as it says itself, or because its driver is dead for certain."""
+    """That session of the app is over, as it says itself, or because Ray has removed ``life``, its sign of life.
+
+    Ray may remove that of a driver that lives. Then the driver makes another one, and its session goes on.
+    """
+
+    life: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,21 +182,11 @@ class Reserved(Event):
 
 
 @dataclass(frozen=True)
-class ReserveFailed(Event):
-    """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
-
-    no_room: what was to be reserved (Ray resource -> amount), if it would have failed for every app that asks for at
-        least as much with a GPU; else None.
-    """
+class NoRoom(Event):
+    """The reservation of the GPU under that token waits: something else uses it, or CPUs that the app needs with it."""
 
     gpu: str
     token: int
-    no_room: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class Freed(Event):
-    """Something outside Themis gave resources back: reservations that failed may be tried again now."""
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,8 @@ class Situation:
         return tie_break(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
-        """How many GPUs the app could use beyond those that it keeps. For gangs, no more than the offer has whole."""
+        """How many GPUs of the offer the app could use beyond those that it keeps, in whole gangs."""
         held, together = self.held[app], self.together.get(app, 1)
-        if together == 1:
-            return min(self.needs[app].useful, self.quota.get(app, NO_QUOTA)) - len(held)
         more = self.needs[app].useful - whole_gangs(held, together)
         room = max(0, min(more, self.quota.get(app, NO_QUOTA) - len(held)))
         return min(room - room % together, whole_gangs(self.offer.values(), together))
@@ -184,30 +182,20 @@ def worst_first(situation: Situation) -> list[str]:
 def whole(situation: Situation, outcome: Outcome) -> Outcome:
     """The outcome without the GPUs that would be of no use to their winner, because its gang is not whole.
 
-    Some GPUs of a gang may stay with their holders, or have left the offer since the bids. The others stay with their
-    holders, too, as far as these can use them; those that are free are offered again.
+    Some GPUs of a gang may stay with their holders. Then the others stay, too; those that are free are offered again.
     """
     useless = _useless(situation, outcome.grants)
     if not useless:
         return outcome
-    grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless}
-    rooms = Counter({app: situation.wants(app) for app in situation.needs})
-    rooms.subtract(grants.values())
-    stay: set[str] = set()
-    for gpu in useless:
-        holder = situation.holder.get(gpu)
-        if holder is not None and holder != outcome.grants[gpu] and rooms[holder] > 0:
-            grants[gpu] = holder
-            rooms[holder] -= 1
-            stay.add(gpu)
+    stay = {gpu: app for gpu in useless if (app := situation.holder.get(gpu, "")) in situation.needs}
+    grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless} | stay
     for gpu in _useless(situation, grants):
         del grants[gpu]
-    same = {gpu for gpu, app in grants.items() if app == outcome.grants[gpu]}
     return replace(
         outcome,
         grants=grants,
-        leftovers=outcome.leftovers & same,
-        overridden=(outcome.overridden | stay) & grants.keys(),
+        leftovers=outcome.leftovers - set(useless),
+        overridden=(outcome.overridden | stay.keys()) & grants.keys(),
     )
 
 

@@ -36,9 +36,9 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
     held: dict[str, list[Lease]] = {}
     for gpu in gpus:
         lease = leases.get(gpu)
-        if lease is None or gpu in recalled or lease.app == newcomer or (lease.closing and lease.heir is None):
+        if lease is None or leases.is_free(gpu) or gpu in recalled or lease.app == newcomer:
             need -= 1
-        elif not lease.closing and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
+        elif lease.held and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
     weights = state.weights()
@@ -56,18 +56,16 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
         allowed = {app: len(held[app]) - share[app] for app in order}
         return _gangs_to_recall(together, need, state, spare, allowed, recalled)
     for app in order:
-        own = held[app]
-        number = Counter(gpus[lease.gpu].machine for lease in own)
+        number = Counter(gpus[lease.gpu].machine for lease in held[app])
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
-        own.sort(key=lambda lease: (-number[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
-        given = max(0, min(need - len(chosen), len(own) - share[app]))
-        # What is left of a gang would be of no use to its holder.
-        given += -given % apps[app].together
-        chosen += own[:given]
-        held[app] = own[given:]
-    for app in order:
-        given = max(0, min(need - beyond - len(chosen), len(held[app]) - reserve[app]))
-        chosen += held[app][: given + -given % apps[app].together]
+        held[app].sort(key=lambda lease: (-number[gpus[lease.gpu].machine], gpus[lease.gpu].machine, lease.gpu))
+    for keeps, most in ((share, need), (reserve, need - beyond)):
+        for app in order:
+            given = max(0, min(most - len(chosen), len(held[app]) - keeps[app]))
+            # What is left of a gang would be of no use to its holder.
+            given += -given % apps[app].together
+            chosen += held[app][:given]
+            held[app] = held[app][given:]
     return [lease.gpu for lease in chosen]
 
 
@@ -87,8 +85,7 @@ def _gangs_to_recall(
     gpus, machines = state.gpus, dict[str, list[Lease]]()
     free: Counter[str] = Counter()
     for gpu in gpus.values():
-        lease = state.leases.get(gpu.id)
-        free[gpu.machine] += lease is None or gpu.id in recalled or (lease.closing and lease.heir is None)
+        free[gpu.machine] += gpu.id in recalled or state.leases.is_free(gpu.id)
         machines.setdefault(gpu.machine, [])
     for lease in (lease for own in held.values() for lease in own):
         machines[gpus[lease.gpu].machine].append(lease)

@@ -18,11 +18,11 @@ from statistics import mean
 from benchmarks.shared_cluster.apps import Spec, TwinApp, average_contention, rho
 from benchmarks.shared_cluster.baselines import policy
 from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie
+from benchmarks.shared_cluster.tally import Counted, Tally
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Lost
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.auctioneer import Tally
 from themis_bridge.errors import ThemisError
 from themis_bridge.lease_manager import leases_of
 from themis_bridge.locality import Gpu
@@ -133,7 +133,8 @@ class Simulation:
             half_life_s=setup.half_life_s,
             most_demand=setup.most_demand,
         )
-        self.arbiter = Arbiter(ArbiterState(settings), chosen)
+        self._policy = Counted(chosen)
+        self.arbiter = Arbiter(ArbiterState(settings), self._policy)
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(
@@ -193,15 +194,14 @@ class Simulation:
     def _until_tick(self) -> float:
         """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
         state, auctioneer = self.arbiter.state, self.arbiter.auctioneer
-        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
+        times = [auctioneer.due]
         notice = state.settings.notice_s
         for lease in state.leases:
             if not lease.closing:
                 # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
                 late = lease.ending or lease.on_offer(state.clock, notice)
                 times.append(lease.expires if late else lease.expires - notice)
-        times.append(auctioneer.due)
-        return max(0.0, min(times, default=math.inf) - state.clock)
+        return max(0.0, min(times) - state.clock)
 
     def _push(self, at: float, name: str) -> None:
         heapq.heappush(self._heap, (at, next(self._order), name, self._newest[name]))
@@ -320,7 +320,7 @@ class Simulation:
             gpu_time=sum(app.attained for app in apps),
             placement=sum(app.placed for app in apps) / sum(app.attained for app in apps),
             rounds=self.arbiter.state.rounds,
-            tally=self.arbiter.auctioneer.tally,
+            tally=self._policy.tally,
         )
 
 

@@ -105,7 +105,7 @@ class Watch(threading.Thread):
 
         while not self.over:
             holder: dict[str, tuple[str, int]] = {}
-            for app, gpu, token in reservations.found():
+            for app, gpu, token in reservations.found()[0]:
                 if gpu in holder:
                     self.wrong.append(f"{gpu} is held by {holder[gpu]} and {(app, token)}")
                 holder[gpu] = (app, token)
@@ -177,7 +177,7 @@ def check_nothing_is_left(cluster: Head) -> None:
     deadline = time.monotonic() + CLEAN_S
     while True:
         processes = actor_processes(psutil.Process(cluster.pid))
-        left = [*reservations.found(), *(title for title in processes if "Arbiter" not in title)]
+        left = [*reservations.found()[0], *(title for title in processes if "Arbiter" not in title)]
         if not left:
             return
         assert time.monotonic() < deadline, f"left behind: {left}"
@@ -213,7 +213,7 @@ def run(rounds: int, seed: int, root: Path, cluster: Head) -> dict[str, int]:
             job.check(root)
         check_nothing_is_left(cluster)
         assert control.stop()
-        assert not reservations.found()
+        assert not reservations.found()[0]
         assert not watch.wrong, watch.wrong
     finally:
         watch.over = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tests.themis.arbiter_invariants import check_arbiter
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
@@ -60,6 +62,7 @@ class Cluster:
         #: (GPU, app) that Ray cannot reserve.
         self.impossible: set[tuple[str, str]] = set()
         self.notices: list = []
+        self._sessions = itertools.count()
         #: Why messages were refused.
         self.refused: list[str] = []
         self.send(m.Gpus(tuple(Gpu(f"g{i}", f"m{i // 4}") for i in range(gpus))))
@@ -112,21 +115,25 @@ class Cluster:
             if lease.closing:
                 changed = True
                 self._handle(m.Removed(lease.gpu, lease.token))
+            elif (lease.gpu, lease.app) in self.impossible:
+                changed |= not lease.waits
+                self._handle(m.NoRoom(lease.gpu, lease.token))
             elif not lease.group:
                 changed = True
-                if (lease.gpu, lease.app) in self.impossible:
-                    self._handle(m.ReserveFailed(lease.gpu, lease.token))
-                    continue
                 assert lease.gpu not in self.reserved
                 self.reserved[lease.gpu] = (lease.app, lease.token)
                 self._handle(m.Reserved(lease.gpu, lease.token, "group"))
         return changed
 
-    def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "", memory: float = 0) -> Agent:
+    def join(self, name: str, job: Job | None = None, session: str = "", user: str = "", memory: float = 0) -> Agent:
         job, bundle = job or Job(), {"GPU": 1.0, "memory": memory}
+        session = session or f"{name}/{next(self._sessions)}"
         agent = self.agents[name] = Agent(name, session, job, user, getattr(job, "together", 1), bundle)
         self.send()
         return agent
+
+    def leave(self, name: str) -> None:
+        self.send(m.AppLeft(name, self.agents[name].session))
 
     def wait(self, seconds: float, step: float = 1.0):
         for _ in range(round(seconds / step)):

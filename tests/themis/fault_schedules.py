@@ -1,9 +1,10 @@
 """Seeded schedules of crashes, delays, reordered messages and clock jumps, over the real arbiter and the real agents.
 
 ``python -m tests.themis.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
-and prints what happens. After every event four invariants are checked:
+and prints what happens. After every event five invariants are checked:
 
 - a GPU has one holder;
+- what comes in the name of a session that has left changes nothing;
 - tokens only grow;
 - an app that needs several GPUs of one machine at once holds no part of such a gang for longer than a lease;
 - while the arbiter is alive, a GPU that some app wants is idle for at most one lease; for each driver that dies
@@ -12,7 +13,7 @@ and prints what happens. After every event four invariants are checked:
 A schedule has a cluster, apps, and an arbiter whose books are on a disk that survives its death. Messages take any time
 and overtake each other. The arbiter may die between any two steps of its shell: before the books are written, after
 that, or between two instructions. Drivers die and come back, pause, and ignore the end of a lease; nodes leave and
-return; the arbiter's clock jumps.
+return; something outside uses GPUs, so that reservations wait; the arbiter's clock jumps.
 """
 
 from __future__ import annotations
@@ -119,10 +120,17 @@ class World:
         self.there = dict(self.gpus)
         #: GPU -> (app, token) of Ray's reservation.
         self.reserved: dict[str, tuple[str, int]] = {}
+        #: The greatest token of which Ray was ever asked for a group.
+        self.newest = 0
         #: GPU -> the greatest token ever reserved there.
         self.greatest: dict[str, int] = {}
         #: GPU -> seconds for which it has been idle while some app wanted it and the arbiter was alive.
         self.idle: dict[str, float] = dict.fromkeys(self.gpus, 0.0)
+        #: GPUs that something outside Themis uses, and the reservations that wait for them.
+        self.outside: set[str] = set()
+        self.waiting: dict[str, tuple[str, int]] = {}
+        #: The sessions of which this arbiter, or its books, know that they have left.
+        self.left: set[str] = set()
         self._checked = 0.0
         self.disk: dict[str, Any] = {}
         #: As of the disk: reservation -> whether it has to be there, and app -> what it is told.
@@ -190,6 +198,10 @@ class World:
             return None
         refused = self.arbiter.handle(event, self.now + self._skew)
         check_arbiter(self.arbiter)
+        if isinstance(event, m.AppLeft):
+            self.left.add(event.session)
+        elif isinstance(event, m.Heard) and event.session in self.left and refused is None:
+            self._violated(f"{event.session} has left, and was heard")
         self._shell()
         return refused
 
@@ -205,7 +217,7 @@ class World:
             return
         self.disk, self.wanted = copy.deepcopy(state.saved()), wanted
         self.told = {(name, app.session): leases_of(state, name) for name, app in state.apps.items()}
-        there = {(app, gpu, token): False for gpu, (app, token) in self.reserved.items()}
+        there = {(app, gpu, token): False for gpu, (app, token) in (self.reserved | self.waiting).items()}
         for key, stays in {**there, **wanted}.items():
             if (stays, key) in self._asked or (stays and key in there):
                 continue
@@ -220,9 +232,11 @@ class World:
                 self.at(self._delay(), partial(self._remove, *key))
 
     def _reserve(self, app: str, gpu: str, token: int) -> None:
+        self.newest = max(self.newest, token)
         holder = self.reserved.get(gpu)
-        if gpu not in self.there:
-            self._to_arbiter(m.ReserveFailed(gpu, token))
+        if gpu not in self.there or gpu in self.outside:
+            self.waiting[gpu] = (app, token)
+            self._to_arbiter(m.NoRoom(gpu, token))
             return
         if holder is not None and holder != (app, token):
             self._violated(f"{gpu} is reserved for {app}, token {token}, while {holder} holds it")
@@ -237,6 +251,8 @@ class World:
         if self.reserved.get(gpu) == (app, token):
             self.say(f"{gpu} is taken from {app}, token {token}")
             del self.reserved[gpu]
+        if self.waiting.get(gpu) == (app, token):
+            del self.waiting[gpu]
         self._to_arbiter(m.Removed(gpu, token))
 
     # --- agents
@@ -310,7 +326,8 @@ class World:
     def _fault(self) -> None:
         if self.now > LENGTH_S - QUIET_S:
             return
-        self.rng.choice([self._crash, self._kill, self._pause, self._node, self._jump, self._early, self._echo])()
+        faults = [self._crash, self._kill, self._pause, self._node, self._jump, self._early, self._echo, self._outside]
+        self.rng.choice(faults)()
         self.at(self.rng.expovariate(1 / 6), self._fault)
 
     def _crash(self) -> None:
@@ -320,6 +337,7 @@ class World:
         self.crashes += 1
         self.arbiter = None
         self._asked.clear()
+        self.left.clear()
         self._life += 1
         self.at(self.rng.uniform(0, 8), self._restart)
 
@@ -331,9 +349,11 @@ class World:
         if data == {} and self.disk:
             self.say("and has lost its books")
             self._forgive()  # With them it has lost how long each app has been silent.
-        self.arbiter = Arbiter.restored(
-            data, {gpu: (*held, "group") for gpu, held in self.reserved.items()}, self.there.values(), self.now
-        )
+        known = {gpu: (*held, "") for gpu, held in self.waiting.items()}
+        known |= {gpu: (*held, "group") for gpu, held in self.reserved.items()}
+        self.arbiter = Arbiter.restored(data, known, self.there.values(), self.newest)
+        for gpu, (_, token) in self.waiting.items():
+            self._to_arbiter(m.NoRoom(gpu, token))
         if data == {}:
             self.arbiter.state.settings = SETTINGS
         check_arbiter(self.arbiter)
@@ -365,6 +385,7 @@ class World:
         for gpu in gpus:
             del self.there[gpu.id]
             self.reserved.pop(gpu.id, None)
+            self.waiting.pop(gpu.id, None)
         self._to_arbiter(m.Gpus(tuple(self.there.values())), delay=0.0)
         self.at(self.rng.uniform(0, 30), lambda: self._node_back(gpus))
 
@@ -373,6 +394,20 @@ class World:
         for gpu in gpus:
             self.there[gpu.id] = gpu
         self._to_arbiter(m.Gpus(tuple(self.there.values())), delay=0.0)
+
+    def _outside(self) -> None:
+        free = sorted(self.there.keys() - self.reserved.keys() - self.outside)
+        if free:
+            gpu = self.rng.choice(free)
+            self.say(f"something outside uses {gpu}")
+            self.outside.add(gpu)
+            self.at(self.rng.uniform(0, 40), lambda: self._given_back(gpu))
+
+    def _given_back(self, gpu: str) -> None:
+        self.outside.remove(gpu)
+        if gpu in self.waiting and gpu in self.there:
+            app, token = self.waiting.pop(gpu)
+            self._reserve(app, gpu, token)
 
     def _jump(self) -> None:
         by = self.rng.choice([-3600.0, -10.0, 10.0, 3600.0])
@@ -419,7 +454,7 @@ class World:
         idle = Counter(gpu.machine for gpu in self.there.values() if gpu.id not in executing)
         for gpu, place in self.gpus.items():
             apps = [driver.name for driver in wanting if driver.together <= idle[place.machine]]
-            if gpu in executing or gpu not in self.there or not apps:
+            if gpu in executing or gpu not in self.there or gpu in self.outside or not apps:
                 self.idle[gpu] = 0.0
             elif self.arbiter is not None:
                 self.idle[gpu] += passed

@@ -85,10 +85,6 @@ class World:
         ray = SimpleNamespace(
             nodes=nodes,
             PlacementGroupID=bytes,
-            cluster_resources=self._faulty("cluster_resources", lambda: {"CPU": float(self.gpus)}),
-            available_resources=self._faulty(
-                "available_resources", lambda: {"CPU": float(self.gpus - self.outside - len(self.there()))}
-            ),
         )
         monkeypatch.setattr(reservations, "ray", ray)
         monkeypatch.setattr(reservations, "PlacementGroup", Group)

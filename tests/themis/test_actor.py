@@ -29,7 +29,7 @@ BOOKS = """
  "leases": {"token": 3, "leases": [
   {"gpu": "m-0", "app": "a", "token": 1, "expires": 35.0, "heir": "b", "ending": true},
   {"gpu": "m-1", "app": "a", "token": 2, "expires": 133.3}, {"gpu": "m-2", "app": "a", "token": 3, "expires": 66.6}]},
- "rounds": 2, "clock": 30.0, "format": 3}
+ "rounds": 2, "clock": 30.0, "format": 4}
 """
 
 
@@ -89,19 +89,8 @@ def test_an_arbiter_goes_on_from_its_books(start):
 def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state, world):
     group = world._placement_group([], name=name)
     world.table[group.id.hex()]["state"] = state
-    token = reservations.newest_token()
-    assert actor.ArbiterActor({}, "CPU", "head") and token == 0
-    assert world.table[group.id.hex()]["state"] == state and not reservations.found()
-
-
-def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
-    world.actor.hear(heard("a", 1))
-    world.actor.hear(heard("a", 1, session="other", bundle={"CPU": 1.0, "disk": 1.0}))
-    world.run(1.1)
-    assert books(world)["apps"]["a"]["bundle"] == {"CPU": 1.0}, "it was refused"
-    world.actor.leave("a", "one")
-    world.actor.hear(heard("a", 1, session="two", bundle={"CPU": 1.0, "memory": 4.0}))
-    assert books(world)["apps"]["a"]["bundle"] == {"CPU": 1.0, "memory": 4.0}
+    assert actor.ArbiterActor({}, "CPU", "head") and reservations.found() == ({}, 0)
+    assert world.table[group.id.hex()]["state"] == state
 
 
 @pytest.mark.parametrize(
@@ -114,7 +103,7 @@ def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
         heard("evil", 2, user="a", together=1024),
         heard("a", 1),
         m.Gpus(()),
-        m.ReserveFailed("m-0", 1),
+        m.NoRoom("m-0", 1),
         None,
     ],
 )
@@ -180,15 +169,6 @@ def test_a_heartbeat_does_not_rewrite_the_books(world):
     assert books(world)["settings"]["lease_s"] == 100.0
 
 
-def test_a_thousand_joins_within_a_tick_write_the_books_once(world):
-    before = world.calls["write_books"]
-    for number in range(1000):
-        assert world.actor.hear(heard(f"app{number}", 1)) is None
-    assert world.calls["write_books"] == before
-    world.actor._pass_time()
-    assert world.calls["write_books"] == before + 1
-
-
 GOOD = json.loads(BOOKS)
 
 
@@ -196,13 +176,10 @@ GOOD = json.loads(BOOKS)
     ("text", "why"),
     [
         (BOOKS[:700], "JSONDecodeError"),
-        ("", "JSONDecodeError"),
         ("[]", "they are a list"),
-        *((json.dumps({**GOOD, "format": each}), f"another version of FluidTune: format {each}") for each in (2, 99)),
+        *((json.dumps({**GOOD, "format": each}), f"another version of FluidTune: format {each}") for each in (3, 99)),
         (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),
         (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "planet": "x"}}}), "planet"),
-        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "joined": "soon"}}}), "joined='soon'"),
-        (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "bundle": 3}}}), "bundle=3"),
         (json.dumps({**GOOD, "clock": None}), "NoneType"),
     ],
 )
@@ -214,4 +191,4 @@ def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog):
     assert world.actor.hear(heard("a", 1, session="s")) is None, "nothing is told before it is written"
     leases = world.actor.status()["apps"]["a"]["leases"]
     assert {gpu: lease["token"] for gpu, lease in leases.items()} == {"m-0": 1, "m-1": 2}
-    assert books(world)["leases"]["token"] == 1e12
+    assert books(world)["leases"]["token"] == 2

@@ -78,18 +78,18 @@ def test_no_round_is_due_for_an_app_that_falls_silent_before_its_first_one():
     assert cluster.arbiter.state.rounds == rounds
 
 
-def test_gpus_that_different_apps_may_have_are_cleared_at_one_tick_after_the_other():
-    cluster = Cluster(0)
-    cluster.join("a")
+def test_gpus_that_different_apps_may_have_are_cleared_in_rounds_of_their_own():
+    cluster = Cluster(1)
+    cluster.impossible = {("g0", "a")}
+    cluster.join("a", memory=1.0)
     cluster.join("b", Job(0))
     state = cluster.arbiter.state
-    for gpu, app in (("g0", "a"), ("g1", "b")):
-        state.backoff.record_failure(gpu, [app], 0.0, 60.0)
+    before = state.rounds
     cluster.arbiter.handle(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))), 0.0)
-    for rounds in (1, 2, 2):
+    for rounds in (2, 2):
         cluster.arbiter.handle(m.Tick(), 0.0)
-        assert state.rounds == rounds
-    assert [(lease.gpu, lease.app) for lease in state.leases] == [("g1", "a")]
+        assert state.rounds == before + rounds
+    assert [(lease.gpu, lease.state) for lease in state.leases] == [("g0", "waiting"), ("g1", "asked")]
 
 
 def silent(seconds: float) -> Cluster:
@@ -114,6 +114,24 @@ def test_a_driver_whose_death_is_known_is_gone_and_another_one_gets_its_name():
         assert cluster.holds("a") == {"g0"}
 
 
+@pytest.mark.parametrize("life", ["", "ff"])
+def test_what_comes_after_its_app_has_left_is_late_also_after_a_restart(life):
+    # Seen: a job's last heartbeat came after it had left, and held GPUs for two seconds more.
+    cluster = Cluster(1)
+    agent = cluster.join("a")
+    agent.life = "ff"
+    late = agent.heartbeat()
+    cluster.send(late, m.AppLeft("a", agent.session, life))
+    state = cluster.arbiter.state
+    cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values())
+    for _ in range(2):
+        refused = cluster.arbiter.handle(late, cluster.now)
+        assert refused.ends == (not life) and not cluster.arbiter.state.holder("a")
+    # A driver that lives all the same makes another sign of life.
+    agent.life = "aa"
+    assert (cluster.arbiter.handle(agent.heartbeat(), cluster.now) is None) == bool(life)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts):
     cluster = silent(90)
@@ -121,7 +139,7 @@ def test_a_driver_that_was_silent_for_less_than_a_lease_keeps_its_name(restarts)
     before = state.away["a"]
     assert not cluster.holds("a"), "its leases end after the patience"
     if restarts:
-        cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values(), 0.0)
+        cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values())
         state = cluster.arbiter.state
     refused = cluster.arbiter.handle(Agent("a", "two", Job()).heartbeat(), cluster.now)
     assert not refused.ends and "keeps its name" in refused.why

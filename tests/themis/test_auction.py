@@ -44,12 +44,9 @@ def test_brute_force_on_1000_instances():
     [
         ({NONE: 2.0, frozenset({9}): 1.0}, "not on offer"),
         ({NONE: math.nan}, "nan"),
-        ({NONE: math.inf}, "inf"),
-        ({NONE: -1.0}, "-1.0"),
         ({NONE: 0.0}, "0.0"),
         ({NONE: "2"}, "'2'"),
         ({frozenset({1}): 1.0}, "empty set"),
-        ({NONE: 3.0, (1,): 1.0}, "not on offer"),
     ],
 )
 def test_bad_bids_are_refused_by_name(table, why):

@@ -24,12 +24,6 @@ def test_table_3():
     assert [seconds / independent for seconds in times] == [4, 2, 1, 0.5, 0.34]
 
 
-def test_later_phases_use_the_median_job():
-    assert [[job.time_per_iter for job in phase] for phase in PHASES] == [[80, 100, 100, 120], [100, 100], [100]]
-    # The paper's revised forecast once a job of 120 s and one of 100 s were chosen, each on one GPU.
-    assert phase_time([JobInfo(16, 120), JobInfo(16, 100)], 2) == 120 * 16
-
-
 def test_single_job_is_equation_1():
     assert Phase(kinds_of([JobInfo(10, 6, 4)])).time([2, 2], 1.1) == pytest.approx(60 * 1.1 / 4)
     # Three apps share eight GPUs. One that can use four has less than it can use; one that can use two has all of it.
@@ -44,8 +38,6 @@ def test_single_job_is_equation_1():
     [
         lambda: JobInfo(-1, 1),
         lambda: JobInfo(1, math.nan),
-        lambda: JobInfo(1, 1, max_gpus=0),
-        lambda: independent_finish_time(0, 1, 1, 1),
         lambda: independent_finish_time(1, 1, 1, 0.5),
         lambda: halving_phases([], []),
     ],
@@ -65,15 +57,6 @@ def test_guesses_give_way_to_measurements():
     assert slow.across == (1.8, 1.8), "what lies further apart is never better"
     slow.measured([Gpu("0", "m"), Gpu("1", "n", "other")], 1.5)
     assert slow.across == (1.8, 3.0)
-
-
-def test_jobs_stay_together_where_that_is_faster():
-    phase = Phase(kinds_of([JobInfo(10, 10, 4)]))
-    assert phase.time([4], 1.3) == 25
-    assert phase.time([2, 2], 1.3) == pytest.approx(32.5)
-    assert phase.time([2, 1, 1], 9.0) == 50, "on the two that lie together"
-    many = Phase(kinds_of([JobInfo(10, 10, 1)] * 4))
-    assert many.time([1, 1, 1, 1], 1.3) == 100
 
 
 JOBS = st.builds(JobInfo, st.integers(1, 50), st.sampled_from([0.5, 1.0, 7.0]), st.integers(1, 8))

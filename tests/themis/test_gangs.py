@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.themis.cluster import SETTINGS, Cluster, Job
-from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.arbiter_view import view
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import JobInfo
-from themis_bridge.locality import Gpu, check_together, cut_in_gangs, whole_gangs
+from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 
 #: Two machines of four.
 GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m in range(2) for i in range(4)}
@@ -35,30 +33,11 @@ def test_a_part_of_a_gang_is_worth_nothing():
     assert FOUR.useful == 8 and replace(FOUR, most=7).useful == 4
 
 
-@pytest.mark.parametrize("number", [0, 3, -2, 1.5])
-def test_sizes_that_gangs_cannot_have(number):
-    with pytest.raises(ThemisError, match=f"{number!r} GPUs at once"):
-        check_together(number)
-
-
 # The arbiter, with agents
 
 
 def held_by(cluster: Cluster, app: str) -> list[Gpu]:
     return [cluster.arbiter.state.gpus[gpu] for gpu in cluster.holds(app)]
-
-
-def test_why_a_gang_waits():
-    cluster = Cluster(4)
-    cluster.join("one", Job(4, 1e5))
-    cluster.wait(20)
-    cluster.join("gang", Job(1, 1e5, together=4))
-    cluster.join("wide", Job(1, 1e5, together=8))
-    cluster.wait(3)
-    apps = view(cluster.arbiter.state)
-    assert "it needs 4 devices of one machine at once; 0 devices are free; the next" in apps["gang"]["waits"]
-    assert apps["wide"]["waits"].endswith("it needs 8 devices of one machine at once, and no machine has 8")
-    assert [apps[app]["together"] for app in ("one", "gang", "wide")] == [1, 4, 8]
 
 
 def test_a_promise_of_a_gang_is_told_until_it_is_whole():
@@ -76,7 +55,7 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
-@pytest.mark.parametrize("how", [m.ReserveFailed, m.Removed, m.Gpus])
+@pytest.mark.parametrize("how", [m.Removed, m.Gpus])
 def test_an_app_hears_of_a_promise_that_is_dropped(how):
     cluster = Cluster(4)
     cluster.join("one", Job(4, 1e5))

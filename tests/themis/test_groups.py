@@ -8,7 +8,7 @@ import pytest
 
 from themis_bridge import messages as m
 from themis_bridge.shell import groups
-from themis_bridge.shell.groups import CREATE_S, Wanted
+from themis_bridge.shell.groups import CREATE_S, PAUSE_S, Wanted
 
 WANTED = Wanted({"GPU": 1.0}, "node:one")
 #: Seconds of calls in a tick, and between two ticks.
@@ -56,12 +56,8 @@ class Ray:
         return events
 
     def work(self):
-        """What comes of a tick; what cannot be reserved is not wanted any more."""
-        events = self.groups.work(self.wanted, CALLS_S)
-        for event in events:
-            if isinstance(event, m.ReserveFailed):
-                self.wanted[("a", event.gpu, event.token)] = None
-        return events
+        """What comes of a tick."""
+        return self.groups.work(self.wanted, CALLS_S)
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(1024, 0.001), (8, 1.0), (1, 6.0)])
@@ -84,24 +80,27 @@ def test_a_group_that_an_earlier_arbiter_asked_for_has_its_time_from_the_first_l
 
 
 @pytest.mark.parametrize("fault", ["full", "fails"])
-def test_a_reservation_that_ray_cannot_make_is_given_up_after_its_time(fault, monkeypatch):
+def test_a_reservation_that_ray_cannot_make_is_told_once_and_waits(fault, monkeypatch):
     ray = Ray(monkeypatch)
     setattr(ray, fault, True)
     ray.reserve(1)
-    ray.now += CREATE_S + 1
     began = ray.now
-    events = ray.run()
-    assert events == [m.ReserveFailed("g0", 0, WANTED.bundle if fault == "full" else None), m.Removed("g0", 0)]
-    assert CREATE_S <= ray.now - began < 2 * CREATE_S
+    assert ray.run() == [m.NoRoom("g0", 0)] and (ray.groups.trouble != "") == (fault == "fails")
+    setattr(ray, fault, False)
+    assert ray.run() == [m.Reserved("g0", 0, "g0")] and ray.now - began < 60 + PAUSE_S + 1
+    ray.wanted = {}
+    assert ray.run() == [m.Removed("g0", 0)] and not ray.groups.trouble
 
 
 def test_a_token_is_never_reserved_twice_though_the_books_cannot_be_written(monkeypatch):
     ray = Ray(monkeypatch)
     ray.full = True
     ray.reserve(1)
+    ray.gone.add(("a", "g0", 0))  # somebody has removed it
+    assert ray.run() == [m.Removed("g0", 0)]
+    ray.full, ray.gone = False, set()
     for _ in range(200):
-        ray.groups.work(ray.wanted, CALLS_S)  # the books still say that it is wanted
+        assert ray.work() == [], "the books still say that it is wanted"
         ray.now += TICK_S
-    ray.full = False
-    assert ray.groups.work(ray.wanted, CALLS_S) == [] and not ray.groups.owed
-    assert ray.groups.work({}, CALLS_S) == [] and not ray.groups.there
+    ray.wanted = {}
+    assert ray.work() == [] and not ray.groups.owed

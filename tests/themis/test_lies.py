@@ -83,14 +83,6 @@ def test_whatever_a_report_says_numbers_follow_from_it(told: list[tuple[m.Report
     assert all(map(math.isfinite, book.leave()))
 
 
-def test_who_claims_next_to_no_work_is_doubted_most() -> None:
-    book = AppRecord("s", 0.0, 0.0)
-    for minute in range(6):
-        book.take_report(claim(1e-300), HERE, 2, 60.0 * minute, 1.0)
-        book.serve(60.0, 2)
-    assert book.distrust == MOST_WRONG**WORK_POWER
-
-
 def test_who_says_now_and_then_that_it_never_ends_is_doubted_all_the_same() -> None:
     book = AppRecord("s", 0.0, 0.0)
     for minute in range(8):  # It has always a minute of work left, and claims each time that this is all.

@@ -102,10 +102,26 @@ def test_leases_of_one_tenant(control):
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")
     tenant.close()
-    until(lambda: not reservations.found())
+    until(lambda: not reservations.found()[0])
     assert control.stop()
     with pytest.raises(ThemisError, match="fluidtune arbiter start"):
         control.status()
+
+
+def test_a_core_that_something_else_uses_is_leased_as_soon_as_it_is_given_back(control):
+    import ray
+
+    from themis_bridge.shell.tenant import Tenant
+
+    other = ray.remote(Process).options(num_cpus=1).remote()
+    ray.get(other.pid.remote())
+    tenant = Tenant("a", Work(), {"CPU": 1.0}, "CPU")
+    (first,) = gained(tenant, 1)
+    until(lambda: "no room" in control.status()["apps"]["a"]["waits"])
+    ray.kill(other)
+    (second,) = gained(tenant, 1)
+    assert second.gpu != first.gpu and where(tenant, second) != os.getpid()
+    tenant.close()
 
 
 DRIVER = """

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from themis_bridge import messages as m
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import JobKind
-from themis_bridge.plain import MOST_NUMBER, shown
+from themis_bridge.plain import MOST_CHARACTERS, MOST_NUMBER, MOST_WHOLE
 
 
 class Name(str):
@@ -36,50 +38,40 @@ def test_each_field_of_a_message_is_made_plain() -> None:
     assert {type(each) for each in parts(astuple(told)[:-1])} == {str, int, float}
 
 
-NUMBERS = [MOST_NUMBER * 2, float("nan"), float("inf"), -1.0, True, "1", None, Fraction(1), Decimal(1), np.float32(1)]
+JUNK = st.one_of(
+    st.sampled_from([None, True, 10**5000, 1 << 70, -1, 1.5, float("nan"), float("inf"), "2", "a" * 10**4, "\ud800"]),
+    st.sampled_from([Fraction(1), Decimal(1), np.float32(1), np.int64(2), [], (), (1.0,), ((5,),), ((KIND,) * 2000,)]),
+    st.dictionaries(st.sampled_from(["x", 4, "\ud800"]), st.sampled_from(["4", -1.0, float("nan"), 1e300, 1.0])),
+    st.tuples(st.text(), st.integers()).map(lambda pair: (pair,)),
+    st.floats() | st.integers() | st.text(),
+)
+
+
+@given(st.sampled_from([(HEARD, ()), (REPORT, ("report",)), (KIND, ("report", "phases"))]), st.data(), JUNK)
+def test_whatever_a_field_is_it_is_plain_and_bounded_or_refused(where, data, junk) -> None:
+    owner, path = where
+    changed = replace(owner, **{data.draw(st.sampled_from([each.name for each in fields(owner)])): junk})
+    report = changed if path == ("report",) else replace(REPORT, phases=((changed,),)) if path else None
+    try:
+        told = m.plain_heard(replace(HEARD, report=report) if path else changed)
+    except ThemisError as error:
+        assert len(str(error)) < 300
+        return
+    for part in parts((*astuple(told)[:-1], *told.bundle.items())):
+        assert type(part) in (str, int, float, type(None))
+        assert len(part.encode()) <= 4 * MOST_CHARACTERS if isinstance(part, str) else abs(part or 0) <= MOST_WHOLE
 
 
 @pytest.mark.parametrize(
     "heard",
     [
-        *(replace(HEARD, report=replace(REPORT, done=value)) for value in NUMBERS),
-        *(
-            replace(HEARD, report=replace(REPORT, phases=((replace(KIND, **{name: value}),),)))
-            for name in ("work", "longest")
-            for value in NUMBERS
-        ),
-        *(
-            replace(HEARD, report=replace(REPORT, **{name: value}))
-            for name in ("peak", "most", "endless")
-            for value in (-1, 10**5000, 1.5, np.int64(2), "2", 10**9 if name != "most" else 1 << 70)
-        ),
-        *(replace(HEARD, report=replace(REPORT, across=value)) for value in (None, (1.0,), (0.9, 1.0), (1.0, "2"))),
-        *(
-            replace(HEARD, report=replace(REPORT, phases=value))
-            for value in (
-                None,
-                [],
-                (KIND,),
-                ((5,),),
-                ((KIND,) * 2000,),
-                ((),) * 2000,
-                ((replace(KIND, longest=31.0),),),
-            )
-        ),
-        replace(HEARD, report=replace(REPORT, phases=((replace(KIND, max_gpus=1 << 40),),))),
-        replace(HEARD, report=None),
-        replace(HEARD, number=1 << 70),
-        replace(HEARD, known=5),
-        *(replace(HEARD, left=value) for value in (None, "ab", (("m-0",),), ((5, 1),), (("m" * 10**6, 1),))),
-        replace(HEARD, left=(("\ud800", 1),)),
-        *(
-            replace(HEARD, bundle={"CPU": 1.0, **more})
-            for more in ({"x": "4"}, {4: 4.0}, {"x": -1.0}, {"x": float("nan")}, {"\ud800": 0.0}, {"x": 1e300})
-        ),
-        replace(HEARD, bundle=["CPU"]),
+        *(replace(HEARD, report=replace(REPORT, done=value)) for value in (-1.0, 2 * MOST_NUMBER, float("nan"))),
+        *(replace(HEARD, report=replace(REPORT, across=value)) for value in ((1.0,), (0.9, 1.0), (1.0, "2"))),
+        *(replace(HEARD, report=replace(REPORT, phases=value)) for value in (((KIND,) * 2000,), ((),) * 2000)),
+        replace(HEARD, report=replace(REPORT, phases=((replace(KIND, longest=31.0),),))),
+        replace(HEARD, left=(("m" * 10**6, 1),)),
         replace(HEARD, bundle={f"r{number}": 0.0 for number in range(1000)}),
-        *(replace(HEARD, together=value) for value in (0, "2", 1 << 20_000, 2048)),
-        *(replace(HEARD, **{name: value}) for name in ("app", "session", "user", "life") for value in (5, "\ud800")),
+        *(replace(HEARD, together=value) for value in (0, 3, 2048)),
         m.AppLeft("a", "a/1"),
         None,
     ],
@@ -87,8 +79,3 @@ NUMBERS = [MOST_NUMBER * 2, float("nan"), float("inf"), -1.0, True, "1", None, F
 def test_what_no_agent_can_send_is_refused(heard) -> None:
     with pytest.raises(ThemisError):
         m.plain_heard(heard)
-
-
-def test_what_people_are_shown_is_short() -> None:
-    assert shown(10**5000) == "a int" or len(shown(10**5000)) < 100
-    assert len(shown("a" * 10**6)) < 100 and len(shown(list(range(10**6)))) < 100

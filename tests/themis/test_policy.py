@@ -46,11 +46,6 @@ def test_among_apps_without_a_gpu_the_one_that_waited_longest_bids_first():
     assert bidders(needs, held, {}, 0.0) == ["starved", "new"]
 
 
-def test_an_app_whose_gpu_is_on_offer_counts_as_holding_one():
-    needs = {"new": Need(100.0, 1, best=1.0), "holder": Need(5.0, 1, best=4.0)}
-    assert bidders(needs, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
-
-
 def leftover(
     needs: dict[str, Need], held: dict[str, tuple[Gpu, ...]], offer: list[Gpu], holder: dict[str, str]
 ) -> dict[str, str]:

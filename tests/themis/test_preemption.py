@@ -71,22 +71,6 @@ def test_a_new_app_has_its_share_within_the_notice():
     }, "what it keeps, it keeps until the end that it was promised"
 
 
-def test_a_recalled_lease_that_no_app_wins_stays_until_its_end():
-    cluster = Cluster(8)
-    first = cluster.join("a", Job(8))
-    cluster.wait(25)
-    ends = {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases}
-    cluster.notices.clear()
-    cluster.join("b", Job(0))
-    cluster.wait(2 * SETTINGS.answer_s + 1)
-    assert not cluster.notices and len(first.leases) == 8
-    assert {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases} == ends
-    # An app that can use one GPU gets one.
-    cluster.join("c", Job(1))
-    cluster.wait(2 * SETTINGS.answer_s + SETTINGS.notice_s + 1)
-    assert len(cluster.holds("c")) == 1 and len(first.leases) == 7
-
-
 def test_of_equal_holders_the_one_that_came_last_gives_first() -> None:
     for early, late in (("a", "b"), ("b", "a")):
         held = {gpu: early if number < 6 else late for number, gpu in enumerate(GPUS)}

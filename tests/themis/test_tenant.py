@@ -138,25 +138,6 @@ def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, 
     job.close()
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
-def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypatch):
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    starts = []
-
-    def start(unit):
-        starts.append(unit)
-        raise error("injected")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tenant.control, "start", start)
-        job._arbiter.hear.remote = gone
-        until(lambda: len(starts) > 2)
-    cluster.arbiter = Arbiter("GPU")
-    until(lambda: cluster.arbiter.apps == {"a"})
-    cluster.arbiter.hear.remote = gone
-    job.close()  # nothing is raised
-
-
 def test_a_job_shows_that_it_lives_until_it_ends(cluster, monkeypatch):
     # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
     monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")

@@ -52,7 +52,7 @@ def test_the_apps_of_a_user_share_a_quota() -> None:
     for _ in range(30):
         cluster.wait(10)
         assert len(cluster.holds("a0") | cluster.holds("a1")) == 3
-    for quota in (5, 1):
+    for quota in (5, 1):  # Two jobs under a quota of one hold one device together.
         cluster.send(m.Configured({"quotas": {"anna": quota}}))
         cluster.wait(200)
         assert len(cluster.holds("a0") | cluster.holds("a1")) == quota
@@ -63,7 +63,7 @@ def leaves(cluster: Cluster, name: str, did: float) -> AppRecord:
     cluster.join(name, Job(0), user="anna")
     record = cluster.arbiter.state.apps[name]
     record.whole, record.least, record.useful, record.served = 100.0, 1.0, 4, did
-    cluster.send(m.AppLeft(name, "s"))
+    cluster.leave(name)
     return record
 
 
@@ -104,7 +104,7 @@ def shares(half_life_s: float) -> dict[str, int]:
     cluster = Cluster(8, replace(SETTINGS, f=1.0, half_life_s=half_life_s))
     cluster.join("old", Job(8, 1e9), user="anna")
     cluster.wait(3000, 100.0)
-    cluster.send(m.AppLeft("old", "s"))
+    cluster.leave("old")
     for name, user in (("a", "anna"), ("b", "bert")):
         cluster.join(name, Job(8, 1e5), user=user)
     cluster.wait(600, 5.0)
@@ -124,7 +124,7 @@ def test_usage_is_in_the_status_and_fades() -> None:
     state = cluster.arbiter.state
     used = view(state)["a"]["usage"]
     assert 150 < used <= 200
-    cluster.send(m.AppLeft("a", "s"))
+    cluster.leave("a")
     cluster.wait(10 * 1000.0, 100.0)
     assert state.usage == {}
     cluster.join("a", Job(2, 1e6), user="anna")
@@ -148,6 +148,6 @@ def test_an_app_is_refused_while_others_want_too_many_gpus_and_is_told_why() -> 
     )
     assert "late" not in cluster.arbiter.state.apps
     # Whoever is there stays, also with a new session; and there is room again when somebody has left.
-    assert cluster.join("b", Job(1, 1e5)).refused is None
-    cluster.send(m.AppLeft("b", "s"))
+    assert cluster.join("b", Job(1, 1e5), cluster.agents["b"].session).refused is None
+    cluster.leave("b")
     assert cluster.join("late", Job(1, 1e5)).refused is None

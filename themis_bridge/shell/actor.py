@@ -13,8 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,8 +27,7 @@ from themis_bridge.locality import Gpu
 from themis_bridge.plain import text
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
-from themis_bridge.shell.books_file import Books, books_path
-from themis_bridge.shell.cluster_watch import ForeignUsage, SilentDrivers
+from themis_bridge.shell.books_file import Books, books_path, loaded
 from themis_bridge.shell.gauges import Gauges
 from themis_bridge.shell.groups import Groups, Wanted
 from themis_bridge.shell.reservations import Key
@@ -44,10 +42,12 @@ TICK_S = 0.1
 CALLS_S = 0.02
 #: Seconds between two looks at Ray's nodes, which list all nodes.
 NODES_S = 1.0
+#: After this many seconds of silence, which are ten missed exchanges, the arbiter looks whether a driver is dead.
+SILENT_S = 2.0
 #: Ticks whose durations are kept for the status: the last minute and a half.
 TICKS = 1000
 #: What the state machine raises for books that are damaged or of another version.
-BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError)
+BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class ArbiterActor:
@@ -72,11 +72,11 @@ class ArbiterActor:
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self._ticked = 0
-        self._foreign = ForeignUsage(time.monotonic)
-        self._drivers = SilentDrivers(lambda life: reservations.is_gone(life), time.monotonic)
+        #: Grows with each look at a silent driver.
+        self._turn = 0
         self._round_seconds = 0.0
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
-        self._arbiter = restored(self._books, self._groups, gpus, settings, time.time())
+        self._arbiter = restored(self._books, self._groups, gpus, settings)
         self._flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
@@ -125,7 +125,7 @@ class ArbiterActor:
                 "unit": self._unit,
                 "pid": os.getpid(),
                 "gpus": len(state.gpus),
-                "leased": sum(1 for lease in state.leases if not lease.closing),
+                "leased": sum(1 for lease in state.leases if lease.held),
                 "rounds": state.rounds,
                 "round_seconds": self._round_seconds,
                 "failed_rounds": auctioneer.failed,
@@ -134,7 +134,6 @@ class ArbiterActor:
                 "ticks": self._ticked,
                 "waiting": self._unwritten_leases() + self._groups.owed,
                 "trouble": [each for each in (self._books.trouble(), self._groups.trouble, *self._left_out) if each],
-                "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
             }
@@ -155,7 +154,7 @@ class ArbiterActor:
         if self._thread.ident is not None:
             self._thread.join()
         failed = []
-        for _, group in reservations.found().values():
+        for _, group in reservations.found()[0].values():
             try:
                 reservations.remove(group)
             except Exception as error:
@@ -187,12 +186,12 @@ class ArbiterActor:
         return len(now - {(key, need is None) for key, need in (self._wanted or {}).items()})
 
     def _need(self, lease: Lease) -> Wanted | None:
-        gpu = self._arbiter.state.gpus[lease.gpu]
-        return None if lease.closing else Wanted(self._bundle(lease.app), self._ties[gpu.machine])
-
-    def _bundle(self, app: str) -> Mapping[str, float]:
-        known = self._arbiter.state.apps.get(app)
-        return known.bundle if known is not None and known.bundle else {self._unit: 1.0}
+        state = self._arbiter.state
+        if lease.closing:
+            return None
+        known = state.apps.get(lease.app)
+        bundle = known.bundle if known is not None and known.bundle else {self._unit: 1.0}
+        return Wanted(bundle, self._ties[state.gpus[lease.gpu].machine])
 
     # --- time and Ray
 
@@ -205,11 +204,10 @@ class ArbiterActor:
         """Make the calls of Ray that are due, look at the nodes, and let time pass; one that fails stops no other."""
         began = time.monotonic()
         self._try(self._work)
+        self._try(self._look_at_a_driver)
         if began >= self._nodes_at:
             self._nodes_at = began + NODES_S
             self._try(self._look_at_nodes)
-            self._try(self._look_at_foreign_usage)
-            self._try(self._look_at_drivers)
             self._try(self._keep_house)
         self._try(self._pass_time)
         self._ticks.append(time.monotonic() - began)
@@ -251,29 +249,16 @@ class ArbiterActor:
             self._ties, self._left_out = ties, left_out
             self._handle(m.Gpus(tuple(gpus)))
 
-    def _look_at_foreign_usage(self) -> None:
-        """End the pauses if something outside Themis has given back what a reservation may have lacked."""
+    def _look_at_a_driver(self) -> None:
+        """Ask Ray whether one of the silent drivers, each in turn, is dead. Then its app is forgotten."""
         with self._lock:
-            state = self._arbiter.state
-            if self._groups.owed or not any(state.backoff.retry_times(state.clock)):
-                self._foreign.busy()
-            if not self._foreign.worth_a_look():
-                return
-        taken = reservations.taken()
-        with self._lock:
-            ours = [self._bundle(app) for app, _, _ in self._groups.there]
-            wanted = {name for app in self._arbiter.state.apps for name in self._bundle(app)}
-            if not self._groups.owed and self._foreign.freed(taken, ours, wanted):
-                self._handle(m.Freed())
-
-    def _look_at_drivers(self) -> None:
-        """Forget the apps whose drivers are dead; a name is kept for those that are only silent."""
-        with self._lock:
-            silent = self._drivers.silent(self._arbiter.state)
-        dead = self._drivers.look(silent, CALLS_S)
-        with self._lock:
-            for each in dead:
-                self._handle(each)
+            silent = self._arbiter.state.silent(SILENT_S)
+        self._turn += 1
+        if silent:
+            app, session, life = silent[self._turn % len(silent)]
+            if reservations.is_gone(life):
+                with self._lock:
+                    self._handle(m.AppLeft(app, session, life))
 
 
 def check_unit(unit: str) -> None:
@@ -282,32 +267,31 @@ def check_unit(unit: str) -> None:
         raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
 
 
-def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float) -> Arbiter:
+def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any]) -> Arbiter:
     """The arbiter that goes on from the books.
 
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
     well, so that its tokens are above those of an arbiter that was stopped.
 
     ``books``: those that cannot be read are kept aside. ``groups``: gets the groups that exist. ``settings``: changes
-    to the default `Settings`, if there are no books. ``wall``: time of day, s.
+    to the default `Settings`, if there are no books.
     """
     known = {gpu.id for gpu in gpus}
     there: dict[str, tuple[str, int, str]] = {}
-    # Of two groups of one GPU, the one with the smaller token could not be made, and was being removed.
-    for key, (state, group) in sorted(reservations.found().items(), key=lambda each: each[0][2]):
+    found, newest = reservations.found()
+    # Of two groups of one GPU, the one with the smaller token was being removed.
+    for key, (state, group) in sorted(found.items(), key=lambda each: each[0][2]):
         app, gpu, token = key
         made = state == reservations.CREATED
         groups.found(key, group, made)
         if gpu in known:
             there[gpu] = app, token, reservations.id_of(group) if made else ""
-    newest = reservations.newest_token()
-    data = books.read()
-    try:
-        arbiter = Arbiter.restored(data, there, gpus, wall, newest)
-    except BAD_BOOKS as error:
-        books.keep_aside(error)
-        data = {}
-        arbiter = Arbiter.restored(data, there, gpus, wall, newest)
-    if not data:
-        arbiter.state.settings = Settings().changed(settings)
+    text = books.text()
+    if text is not None:
+        try:
+            return Arbiter.restored(loaded(text), there, gpus, newest)
+        except BAD_BOOKS as error:
+            books.keep_aside(error)
+    arbiter = Arbiter.restored({}, there, gpus, newest)
+    arbiter.state.settings = Settings().changed(settings)
     return arbiter

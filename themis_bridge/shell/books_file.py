@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import os
-import pwd
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,12 +22,10 @@ from themis_bridge.errors import ThemisError
 logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with another one are not read.
-FORMAT = 3
+FORMAT = 4
 #: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
 #: start the arbiter.
 ROOT = Path("/tmp")
-#: The pause after a first write that failed, and the longest one, s.
-PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 def books_path(head: str) -> Path:
@@ -42,29 +39,16 @@ class Books:
     def __init__(self, path: Path, clock: Callable[[], float]):
         self._path, self._clock = path, clock
         self._stored = ""
-        #: Since when writing has failed, how often, why, and when it is tried again.
-        self._since = self._again = 0.0
-        self._failures = 0
-        self._why = self._remedy = ""
+        #: Since when writing has failed, and why; "" if it has not.
+        self._since, self._why = 0.0, ""
 
-    def read(self) -> dict[str, Any]:
-        """What the last arbiter wrote; empty if there are no books, or if they cannot be read and were kept aside.
-
-        Raises ThemisError if another user has made them.
-        """
+    def text(self) -> str | None:
+        """What the last arbiter wrote; None if there are no books. Raises ThemisError if another user has made them."""
         try:
-            text = read_books(self._path)
-            data = json.loads(text) if text is not None else {}
-            if not isinstance(data, dict):
-                raise TypeError(f"they are a {type(data).__name__}")
-            if (found := data.pop("format", 1)) != FORMAT:
-                raise TypeError(f"they are of another version of FluidTune: format {found!r}; this one reads {FORMAT}")
-        except ThemisError:
-            raise
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return read_books(self._path)
+        except OSError as error:
             self.keep_aside(error)
-            return {}
-        return data
+            return None
 
     def keep_aside(self, why: Exception) -> None:
         """Give books that cannot be read another name, so that they can be looked at."""
@@ -82,31 +66,25 @@ class Books:
         )
 
     def write(self, data: Mapping[str, Any]) -> bool:
-        """Replace the books, unless the last attempt failed a moment ago. Returns whether they are stored."""
-        now = self._clock()
-        if self._failures and now < self._again:
-            return False
+        """Replace the books. Returns whether they are stored; if not, the caller comes again."""
         try:
             text = json.dumps({**data, "format": FORMAT})
-            if text == self._stored:
-                return True
-            write_books(self._path, text)
+            if text != self._stored:
+                write_books(self._path, text)
         except (OSError, TypeError, ValueError) as error:
-            self._since = self._since if self._failures else now
-            self._again = now + min(PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
-            self._failures = min(self._failures + 1, 60)
+            remedy = "let this user write there"
             if not isinstance(error, (OSError, ThemisError)):
-                self._remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
+                remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
             elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                self._remedy = "make room on that disk"
-            else:
-                self._remedy = "let this user write there"
-            self._why = str(error)
-            logger.warning("themis: %s", self.trouble())
+                remedy = "make room on that disk"
+            before, self._why = self._why, f"({error}); no lease begins or ends until they can: {remedy}"
+            if not before:
+                self._since = self._clock()
+                logger.warning("themis: %s", self.trouble())
             return False
-        if self._failures:
-            logger.warning("themis: the books are written again, after %.0f s", now - self._since)
-        self._stored, self._failures = text, 0
+        if self._why:
+            logger.warning("themis: the books are written again, after %.0f s", self._clock() - self._since)
+        self._stored, self._why = text, ""
         return True
 
     def remove(self) -> None:
@@ -118,12 +96,18 @@ class Books:
 
     def trouble(self) -> str:
         """Why the books cannot be written, for people; "" if they can."""
-        if not self._failures:
-            return ""
-        return (
-            f"the books {self._path} cannot be written for {self._clock() - self._since:.0f} s ({self._why}); "
-            f"no lease begins or ends until they can: {self._remedy}"
-        )
+        lasts = self._clock() - self._since
+        return self._why and f"the books {self._path} cannot be written for {lasts:.0f} s {self._why}"
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """The data in the text of books. Raises TypeError, ValueError or RecursionError if they are no books of ours."""
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"they are a {type(data).__name__}")
+    if (found := data.pop("format", 1)) != FORMAT:
+        raise TypeError(f"they are of another version of FluidTune: format {found!r}; this one reads {FORMAT}")
+    return data
 
 
 def read_books(path: Path) -> str | None:
@@ -161,13 +145,7 @@ def _check_directory(path: Path) -> None:
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise ThemisError(
-            f"{path} belongs to {_user(found.st_uid)} and not to {_user(os.geteuid())}: "
+            f"{path} belongs to user {found.st_uid} and not to user {os.geteuid()}: "
             "have its owner or an administrator remove it, the arbiter does not use it"
         )
 
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

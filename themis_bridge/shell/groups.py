@@ -20,18 +20,15 @@ from themis_bridge.shell.reservations import Key
 
 logger = logging.getLogger(__name__)
 
-#: A reservation that Ray has not made this many seconds after it was asked is given up: something outside Themis uses
-#: the resources. The time before the call, and that of the call itself, does not count.
+#: A reservation that Ray has not made this many seconds after it was asked has no room: something outside Themis uses
+#: the resources. It waits in Ray's queue. The time before the call, and that of the call itself, does not count.
 CREATE_S = 5.0
-#: Seconds from a call of Ray to the first look at its effect, and the pause after a first call that failed. Ray makes
-#: and removes a group in about a millisecond.
+#: Seconds from a call of Ray to the first look at its effect. Ray makes and removes a group in about a millisecond.
 LOOK_S = 0.05
 #: Seconds between two lines of the log about calls that fail.
 LOG_S = 5.0
-#: The longest pause, s. When a head that was busy for minutes answers again, GPUs wait for this long.
-PAUSE_S = 10.0
-#: A pause is doubled at most this often, so that 2 to this power is a float.
-MOST_DOUBLINGS = 30
+#: The longest pause, s: so long a reservation that waited may be there before its app is told.
+PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,19 +47,17 @@ class Group:
     handle: Any = None
     #: Whether a call that may have made the group has begun.
     asked: bool = False
-    #: Whether something can run in it.
+    #: Whether something can run in it, and whether it was told that there is no room for it.
     made: bool = False
+    late: bool = False
     #: Whether it has to be gone, and whether it is.
     ends: bool = False
     gone: bool = False
-    #: When Ray was asked: when that call returned, or when a call first failed; infinite before.
+    #: When Ray was asked to make it, which is when that call ended, or to remove it; infinite before.
     since: float = math.inf
     #: When it is attended to next.
     due: float = 0.0
-    #: Looks at it since it was asked for, and calls in a row that raised an exception.
-    looks: int = 0
-    failures: int = 0
-    #: The last of these exceptions.
+    #: The exception that the last call raised; "" if it raised none.
     why: str = ""
 
 
@@ -82,11 +77,6 @@ class Groups:
         self._known[key] = Group(handle, asked=True, made=made, due=math.inf if made else 0.0)
 
     @property
-    def there(self) -> list[Key]:
-        """The reservations in which something can run."""
-        return [key for key, group in list(self._known.items()) if group.made and not group.ends]
-
-    @property
     def owed(self) -> int:
         """The number of groups that are not yet as they have to be."""
         return sum(not group.gone and (group.ends or not group.made) for group in list(self._known.values()))
@@ -94,13 +84,13 @@ class Groups:
     @property
     def trouble(self) -> str:
         """The failure that lasts longest, for people; "" if no call fails."""
-        failing = [(group.failures, key, group) for key, group in list(self._known.items()) if group.failures]
+        failing = [(group.since, key, group) for key, group in list(self._known.items()) if group.why]
         if not failing:
             return ""
-        _, (app, gpu, _), worst = max(failing, key=lambda each: each[0])
+        since, (app, gpu, _), worst = min(failing, key=lambda each: each[0])
         return (
             f"Ray fails for {len(failing)} of {self.owed} reservations: GPU {gpu} of {app} could not be "
-            f"{'removed' if worst.ends else 'reserved'} for {self._clock() - worst.since:.0f} s ({worst.why}); it is "
+            f"{'removed' if worst.ends else 'reserved'} for {self._clock() - since:.0f} s ({worst.why}); it is "
             "tried again"
         )
 
@@ -112,7 +102,7 @@ class Groups:
         """
         events: list[m.Event] = []
         began = self._clock()
-        # One that was given up is remembered while it is wanted, so that no token is reserved twice.
+        # One that is gone is remembered while it is wanted, so that no token is reserved twice.
         self._known = {key: group for key, group in self._known.items() if not group.gone or wanted.get(key)}
         for key, need in wanted.items():
             if key not in self._known and need is None:
@@ -121,7 +111,7 @@ class Groups:
                 self._known[key] = Group()
         for key, group in self._known.items():
             if not wanted.get(key) and not group.ends:
-                group.ends, group.since, group.due, group.looks = True, began, began, 0
+                group.ends, group.since, group.due = True, began, began
             if group.due <= began:
                 events += self._attend(key, group, None if group.ends else wanted[key])
                 if self._clock() - began >= seconds:
@@ -130,29 +120,29 @@ class Groups:
 
     def _attend(self, key: Key, group: Group, need: Wanted | None) -> list[m.Event]:
         """Make the next call for a group."""
+        _, gpu, token = key
         try:
-            state = self._call(key, group, need)
+            state, group.why = self._call(key, group, need), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
-            return self._failed(key, group, need, error)
+            state, group.why = "", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         now = self._clock()
-        group.failures, group.why = 0, ""
-        if need is None and state == reservations.REMOVED:
-            group.gone, group.due = True, math.inf
-            return [m.Removed(key[1], key[2])]
+        group.since = min(group.since, now)
+        # Each pause is as long as it has lasted so far; but what was asked for just now is looked at soon.
+        lasts = now - group.since if state or group.why else 0.0
+        group.due = now + min(max(LOOK_S, lasts), PAUSE_S)
+        if state == reservations.REMOVED:
+            group.ends, group.gone, group.due = True, True, math.inf
+            return [m.Removed(gpu, token)]
         if need is not None and state == reservations.CREATED:
             group.made, group.due = True, math.inf
-            return [m.Reserved(key[1], key[2], reservations.id_of(group.handle))]
-        if need is not None:
-            group.since = min(group.since, now) if state else now
-            if state == reservations.REMOVED:
-                return self._give_up(key, group)
-            if now - group.since > CREATE_S:
-                # It waits, so that there is no room for others who ask for as much. A call that raises an exception
-                # shows nothing of others: its cause may be what this app asks for.
-                return self._give_up(key, group, need.bundle)
-        group.due = now + min(LOOK_S * 2**group.looks, CREATE_S / 5)
-        group.looks = min(group.looks + 1, MOST_DOUBLINGS)
+            return [m.Reserved(gpu, token, reservations.id_of(group.handle))]
+        if group.why and now - self._logged >= LOG_S:
+            self._logged = now
+            logger.warning("themis: %s", self.trouble)
+        if need is not None and not group.late and now - group.since > CREATE_S:
+            group.late = True
+            return [m.NoRoom(gpu, token)]
         return []
 
     def _call(self, key: Key, group: Group, need: Wanted | None) -> str:
@@ -169,21 +159,3 @@ class Groups:
         if need is None:
             reservations.remove(group.handle)
         return reservations.state(group.handle)
-
-    def _give_up(self, key: Key, group: Group, no_room: Mapping[str, float] | None = None) -> list[m.Event]:
-        """The reservation cannot be made: remove what there is of it, and let the state machine go on."""
-        group.ends, group.since, group.due, group.looks = True, self._clock(), 0.0, 0
-        return [m.ReserveFailed(key[1], key[2], no_room)]
-
-    def _failed(self, key: Key, group: Group, need: Wanted | None, error: Exception) -> list[m.Event]:
-        now = self._clock()
-        group.why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        group.since = min(group.since, now)
-        group.due = now + min(LOOK_S * 2**group.failures, PAUSE_S)
-        group.failures = min(group.failures + 1, MOST_DOUBLINGS)
-        if need is not None and now - group.since > CREATE_S:
-            return self._give_up(key, group)
-        if now - self._logged >= LOG_S:
-            self._logged = now
-            logger.warning("themis: %s", self.trouble)
-        return []

@@ -3,8 +3,7 @@
 The group is named ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read the leases off the cluster.
 A group is created only from free resources; removing it kills what runs in it. Groups are addressed by id, because Ray
 finds a group by its name only in the namespace of whoever made it. Ray keeps removed groups in its table for ever, so
-that reading the whole table takes ever longer: only `found` and `newest_token` do, which the arbiter calls when it
-starts.
+that reading the whole table takes ever longer: only `found` does, which the arbiter calls when it starts and stops.
 """
 
 from __future__ import annotations
@@ -71,26 +70,19 @@ def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str], list[str]]:
     return gpus, ties, left_out
 
 
-def taken() -> dict[str, float]:
-    """Ray resource -> how much of it is taken in the whole cluster, by groups, actors or tasks; some 0.1 s ago."""
-    free = ray.available_resources()
-    return {name: total - free.get(name, 0.0) for name, total in ray.cluster_resources().items()}
+def found() -> tuple[dict[Key, tuple[str, PlacementGroup]], int]:
+    """Reservation -> Ray's state of it and its group, for all that are not removed; and the largest token ever used.
 
-
-def found() -> dict[Key, tuple[str, PlacementGroup]]:
-    """Reservation -> Ray's state of it and its group, for all that are not removed. It reads the whole table."""
-    there = {}
+    It reads the whole table, which has those that are removed, too.
+    """
+    there, newest = {}, 0
     for group in placement_group_table().values():
         key = _key(str(group["name"]))
-        if key is not None and group["state"] != REMOVED:
-            there[key] = str(group["state"]), by_id(str(group["placement_group_id"]))
-    return there
-
-
-def newest_token() -> int:
-    """The largest token that any reservation ever had; Ray's table has those that are removed, too."""
-    keys = [_key(str(group["name"])) for group in placement_group_table().values()]
-    return max((key[2] for key in keys if key is not None), default=0)
+        if key is not None:
+            newest = max(newest, key[2])
+            if group["state"] != REMOVED:
+                there[key] = str(group["state"]), by_id(str(group["placement_group_id"]))
+    return there, newest
 
 
 def reserve(key: Key, bundle: Mapping[str, float], tie: str) -> PlacementGroup:

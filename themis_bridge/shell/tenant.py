@@ -65,7 +65,7 @@ class Tenant:
         self._life: Any = None
         #: Whether to look for the arbiter and for the sign of life before the next message: one of them may be gone.
         self._unsure = True
-        #: Why the arbiter refused something last.
+        #: What was wrong at the last exchange.
         self._said = ""
         self._over = threading.Event()
         try:
@@ -118,36 +118,64 @@ class Tenant:
             with contextlib.suppress(Exception):
                 reservations.remove(self._life)
 
-    # --- joining
+    # --- talking with the arbiter
 
     def _register(self) -> None:
         deadline = time.monotonic() + JOIN_S
-        while trouble := self._try_to_join():
+        while trouble := self._exchange():
             if time.monotonic() > deadline:
                 raise ThemisError(f"{trouble} (arbiter of this Ray cluster)")
-            if trouble != self._said:
-                self._said = trouble
-                logger.warning("themis: %s; trying to join for up to %.0f s", trouble, JOIN_S)
+            self._log(f"{trouble}; trying to join for up to {JOIN_S:.0f} s")
+            self._agent.refused = None  # What ends a job ends no attempt to join.
             time.sleep(JOIN_PAUSE_S)
 
-    def _try_to_join(self) -> str:
-        """Returns why the job has not joined; "": it has. Raises ThemisError if it never can."""
-        self._unsure = True
+    def _loop(self) -> None:
+        while not self._over.wait(POLL_S) and not self._agent.refused:
+            if not ray.is_initialized():
+                return  # The driver has left its cluster; a call would make Ray start a new one.
+            try:
+                self._log(self._exchange())
+            except ThemisError as error:
+                self._agent.refused = str(error)
+
+    def _exchange(self) -> str:
+        """Say how things are with the job, and take the answer. Returns what is wrong; "": nothing is.
+
+        Raises:
+            ThemisError: the job and the arbiter do not fit together.
+        """
+        unsure, self._unsure = self._unsure, True
         try:
-            answer = self._ask()
+            if unsure:
+                self._find_arbiter()
+            with self._lock:
+                heard = self._agent.heartbeat()
+            answer = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
         except WrongArbiter as error:
             raise ThemisError(_plain(error)) from None
         except ThemisError as error:
-            return self._not_taken(error)
+            return f"the arbiter cannot take the report of {self.app}: {_plain(error)}"
         except ray.exceptions.GetTimeoutError:
             return f"the arbiter has not answered within {ANSWER_S:g} s"
         except Exception as error:
-            # Whatever Ray raises at one place, it may not raise again.
+            # Whatever Ray raises at one place, it may not raise again; without the agent the job would lose its leases.
             return f"the arbiter does not answer: {type(error).__name__}: {error}"
-        if isinstance(answer, m.Refused):
-            return answer.why
-        self._take(answer)
-        return ""
+        with self._lock:
+            notices = self._agent.take(answer)
+            for notice in notices:
+                if isinstance(notice, Gained):
+                    group = reservations.by_id(self._agent.leases[notice.gpu.id].group)
+                    self._groups[notice.gpu.id].append((notice.token, group))
+            self._notices += notices
+        refused = isinstance(answer, m.Refused)
+        # The arbiter may have taken the driver for dead, because Ray has removed its sign of life.
+        self._unsure = refused or any(isinstance(notice, Lost) for notice in notices)
+        return answer.why if refused else ""
+
+    def _log(self, trouble: str) -> None:
+        if trouble and trouble != self._said:
+            logger.warning("themis: %s", trouble)
+        self._said = trouble
 
     def _find_arbiter(self) -> None:
         """Find the arbiter, also one that Ray has restarted, or start one. It is shown that this driver lives."""
@@ -160,51 +188,6 @@ class Tenant:
         if self._life is None or reservations.is_gone(self._agent.life):
             self._life = reservations.sign_of_life()
             self._agent.life = reservations.id_of(self._life)
-        self._unsure = False
-
-    # --- the thread
-
-    def _loop(self) -> None:
-        while not self._over.wait(POLL_S) and not self._agent.refused:
-            if not ray.is_initialized():
-                return  # The driver has left its cluster; a call would make Ray start a new one.
-            try:
-                self._take(self._ask())
-            except WrongArbiter as error:
-                self._agent.refused = _plain(error)
-            except ThemisError as error:
-                self._take(m.Refused(self._not_taken(error), ends=False))
-            except (ray.exceptions.RayError, ValueError) as error:
-                logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
-                self._unsure = True
-            except Exception:
-                # Without this thread the job would lose its leases one by one.
-                logger.exception("themis: the agent of %s failed; it goes on", self.app)
-
-    def _not_taken(self, error: ThemisError) -> str:
-        return f"the arbiter cannot take the report of {self.app}: {_plain(error)}"
-
-    def _ask(self) -> m.Leases | m.Refused | None:
-        """Say how things are with the job. Returns the arbiter's answer."""
-        if self._unsure:
-            self._find_arbiter()
-        with self._lock:
-            heard = self._agent.heartbeat()
-        answer: m.Leases | m.Refused | None = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
-        return answer
-
-    def _take(self, answer: m.Leases | m.Refused | None) -> None:
-        if isinstance(answer, m.Refused) and answer.why != self._said:
-            self._said = answer.why
-            logger.warning("themis: %s", self._said)
-        with self._lock:
-            for notice in self._agent.take(answer):
-                if isinstance(notice, Gained):
-                    group = reservations.by_id(self._agent.leases[notice.gpu.id].group)
-                    self._groups[notice.gpu.id].append((notice.token, group))
-                # The arbiter may have taken the driver for dead, because Ray has removed its sign of life.
-                self._unsure |= isinstance(notice, Lost)
-                self._notices.append(notice)
 
 
 def _plain(error: ThemisError) -> str:
