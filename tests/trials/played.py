@@ -345,7 +345,6 @@ class Play:
     def _listen(self) -> None:
         job = self.manager._job
         job.waits_for_checkpoints = self.waits_for_checkpoints
-        job.log._append = lambda event, fields: self.note("log", event, dict(fields))
         job.log._clock = lambda: self.now
         job.log._report = SimpleNamespace(prepare=lambda: None, begin=lambda: None, wait=lambda: None)
         job.snapshots.trial_ended = lambda trial: None
@@ -381,6 +380,7 @@ class Play:
             request = PlacementGroupFactory([{self.resource: trial.share}])
             cls = Stepper if trial.kind == "class" else Function
             trial.tune = TunesTrial(
+                has_reported_at_least_once=False,
                 trial_id=trial.name,
                 config={},
                 last_result={},

@@ -58,6 +58,7 @@ def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tri
         request = PlacementGroupFactory([{"GPU": 1.0}])
         trial: Any = SimpleNamespace(
             trial_id=name,
+            has_reported_at_least_once=False,
             status="PENDING",
             max_failures=0,
             placement_group_factory=request,

@@ -161,7 +161,10 @@ def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_re
         (None, life.Attached(JOINER)),
         (DIED, life.NotAttached(JOINER, "died", str(DIED))),
         ("another trial's", life.NotAttached(JOINER, "refused", "another trial's")),
-        (RayTaskError("attach", "Traceback", ValueError("no")), life.NotAttached(JOINER, "refused", "ValueError('no')")),
+        (
+            RayTaskError("attach", "Traceback", ValueError("no")),
+            life.NotAttached(JOINER, "refused", "ValueError('no')"),
+        ),
     ],
 )
 def test_what_a_worker_answers_that_is_to_follow(value: Any, event: life.Event) -> None:

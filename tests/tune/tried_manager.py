@@ -154,6 +154,7 @@ class Tried:
         request = PlacementGroupFactory([{"GPU": share}])
         trial: Any = SimpleNamespace(
             trial_id=name,
+            has_reported_at_least_once=False,
             last_result={},
             status="RUNNING",
             placement_group_factory=request,
