@@ -37,6 +37,8 @@ Tune's controller (`controller`):
   public method ``update_max_pending_trials``, while processes start and while promoted trials are pending.
 - ``TuneController._process_trial_save``, ``TuneController._cached_trial_decisions``: a checkpoint that Tune has not
   asked for is registered by Tune's own step. What Tune will do after a ``save`` stays; a snapshot waits for a pause.
+- ``Trial._default_result_or_future``: what a trial's process has said of itself, which a trial that has reported does
+  not need.
 - ``serialization.log_once``: replaced, because by it the encoder of Tune's states remembers the result of each
   checkpoint.
 - ``TrialRunnerWrapper._tune_controller``: some callbacks hand a scheduler this wrapper instead of the controller.

@@ -154,7 +154,6 @@ def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
         ("somewhere", "give SOURCE, --rate and --slo, or --models FILE"),
         ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus 2 is for --models FILE; leave it out"),
         ("somewhere --rate 1 --slo 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
-        ("--models f --gpus 1 --devices 2", "--devices 2 is for SOURCE; leave it out"),
     ],
 )
 def test_an_option_of_another_plan_is_refused(words, said):

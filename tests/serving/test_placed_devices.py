@@ -333,7 +333,7 @@ def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that
         await until(lambda: service.placed.unavailable)
         gone = [one["trial"] for one in service.said("model_moved") if "makes room" in one["reason"]][-1]
         assert service.placed.comes(gone) and service.placed.comes_in(gone) > 0
-        service.placed.asked[gone] += 1
+        service.placed.asks(gone, 1)
         await until(lambda: set().union(*service.stands()) == set("abcde") - {name})
         await service.until_settled()
         service.broken = set()

@@ -15,9 +15,9 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.report.events import EVENT_LOG_NAME, read_events
 from fluidtune.report.fold import Fold
 from fluidtune.report.metric_values import value_of
-from fluidtune.trials import messages as life
 from fluidtune.tune.groups.budgets import iteration_at
 from fluidtune.tune.trial_registry import VALUE_LENGTH, parameters_of
+from tests.engine.helpers import suspend
 from tests.report.makers import log_in
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried
@@ -25,7 +25,7 @@ from tests.tune.tried_manager import Tried
 
 @pytest.mark.parametrize("value", [np.float32(0.5), Fraction(1, 2), Decimal("0.5"), np.array(0.5)])
 def test_a_nested_metric_is_in_the_log_and_makes_a_trial_the_best(tried: Tried, value: Any) -> None:
-    tried.job._scheduler.metric = "eval/loss"
+    tried.job.scheduler.metric = "eval/loss"
     run = tried.placed(1.0)
     result = {"training_iteration": 1, "eval": {"loss": value}}
     tried.manager.schedule_actor_task(run.tracked, "train")
@@ -79,7 +79,7 @@ def test_every_value_can_be_written_and_is_short(tmp_path: Any) -> None:
 def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
     # Seen: `fluidtune top` said "paused" of such a trial, and hid it.
     run = tried.placed(1.0, Stepper)
-    tried.tell(run, life.LeaveWanted(""))
+    tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
     list(tried.manager._calls._handlers.values())[-1](None)
     tried.manager._advance()
@@ -89,14 +89,14 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
 
 def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
-    tried.tell(run, life.LeaveWanted("a device is idle"))
+    tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
-    assert run.life.losses.last == "moved to another device: a device is idle"
+    assert run.life.losses.last == (why := f"moved to another device: {suspend('a').why.words}")
     unloaded = list(tried.manager._calls._handlers.values())[-1]
     unloaded(None)
     tried.manager._advance()
     (moved,) = tried.logged("trial_ended")
-    assert (moved["ending"], moved["reason"]) == ("paused", "moved to another device: a device is idle")
+    assert (moved["ending"], moved["reason"]) == ("paused", why)
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
     assert "reason" not in tried.logged("trial_ended")[-1]
