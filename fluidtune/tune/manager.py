@@ -80,13 +80,8 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
 
     def cleaned_up() -> None:
         manager.notice.close()
-        error = sys.exc_info()[1]
-        if manager.notice.state != "over" if error is None else getattr(error, "code", None) != AGAIN:
-            return
-        why = why_not_again(job.restored, job.reported)
-        if why:
-            logger.error("FluidTune: Slurm has begun this job again, and %s. It does not ask to be begun again", why)
-        raise SystemExit(1 if why else AGAIN)
+        if manager.notice.state == "over" and sys.exc_info()[0] is None:
+            raise SystemExit(manager.status_of_notice())
 
     extend_controller(
         controller,
@@ -116,7 +111,7 @@ class FluidActorManager(ActorManager):
         super().__init__()
         self._job = job
         #: That the driver is to end.
-        self.notice = Notice(seconds_for(job.notice_s))
+        self.notice = Notice(seconds_for(job.notice_s), self.status_of_notice)
         #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
         #: Events for the next batch.
@@ -292,6 +287,13 @@ class FluidActorManager(ActorManager):
             self._callbacks.call_next()
             return True
         return False
+
+    def status_of_notice(self) -> int:
+        """The driver's exit status after a notice: `AGAIN`, or 1 with a line if the job would get nowhere."""
+        why = why_not_again(self._job.restored, self._job.reported)
+        if why:
+            logger.error("FluidTune: Slurm has begun this job again, and %s. It does not ask to be begun again", why)
+        return 1 if why else AGAIN
 
     def _heed_notice(self) -> None:
         """Have trials saved, and later Tune's loop end, if the driver is to end."""

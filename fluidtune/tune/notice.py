@@ -7,8 +7,8 @@
 - *over*: Tune's loop ends. Tune saves its state, processes end, devices and leases are given back. Then the driver ends
   with status `AGAIN`.
 
-A second SIGTERM, later than `SAME_S`, and the end of ``notice_s`` end the driver at once, with the same status. A third
-one does what SIGTERM does without FluidTune. The run can be restored in any case, as after a SIGKILL.
+A second SIGTERM, later than `SAME_S`, and the end of ``notice_s`` end the driver at once, whatever it waits for. The
+status is the same. No exit handler runs then, and the run can be restored, as after a SIGKILL.
 
 The boundary: from a run's first trial to its end, in a driver whose run is in the main thread. A script that handles or
 ignores SIGTERM itself keeps its own way. SIGINT and SIGUSR1 are Tune's: the run ends in order, and ``fit`` returns.
@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from fluidtune.slurm.submission import DRIVER_S
@@ -62,11 +63,13 @@ def why_not_again(restored: bool, reported: bool) -> str:
 class Notice:
     """The notice to one run. Every state but the first begins in `advance`, and so between two steps of Tune's loop.
 
-    ``notice_s``: seconds from the signal to the end. ``clock``: seconds.
+    ``notice_s``: seconds from the signal to the end. ``status``: the driver's exit status. ``clock``: seconds.
     """
 
-    def __init__(self, notice_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.notice_s, self._clock = notice_s, clock
+    def __init__(
+        self, notice_s: float, status: Callable[[], int] = lambda: AGAIN, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.notice_s, self._status, self._clock = notice_s, status, clock
         self.state: Literal["none", "leaving", "over"] = "none"
         #: When the signal came; None: it has not.
         self._given: float | None = None
@@ -114,11 +117,10 @@ class Notice:
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.given:
             if self.seconds >= min(SAME_S, self.notice_s / 2):
-                self._stop_listening()
-                sys.exit(AGAIN)
+                self._end()
             return
         self.give()
-        self._timer = threading.Timer(self.notice_s, os.kill, (os.getpid(), signal.SIGTERM))
+        self._timer = threading.Timer(self.notice_s, self._end)
         self._timer.daemon = True
         self._timer.start()
         logger.warning(
@@ -128,13 +130,16 @@ class Notice:
             AGAIN,
         )
 
-    def _stop_listening(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+    def _end(self) -> None:
+        """End the process. `sys.exit` would not: the main thread may be in code of Ray's, or wait for a storage."""
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(self._status())
 
     def close(self) -> None:
         """The run has ended: SIGTERM does what it did before."""
-        self._stop_listening()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
         if self._timer is not None:
             self._timer.cancel()
