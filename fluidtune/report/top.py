@@ -170,13 +170,14 @@ class RunScreen:
         states = states_of(run)
         trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
         rate = ended_since(run, now - RECENT_S)
-        busy = f"{len(run.busy)} of {plural(len(run.there), 'device')} busy"
+        then = " when it died" if self.died else ""
+        busy = f"{len(run.busy)} of {plural(len(run.there), 'device')} busy{then}"
         lines = [
             f"{head.get('run', 'run')}: {state}, {head.get('algorithm', '')}, {kind}",
             plural(len(run.available), "device") + " in all"
             if self.over
-            else f"{busy}, {plural(rate, 'iteration')} in the last minute",
-            f"trials: {trials}",
+            else busy + ("" if self.died else f", {plural(rate, 'iteration')} in the last minute"),
+            f"trials{then}: {trials}",
         ]
         if best := best_of(run):
             lines.append(f"best: {best[0]}, {head.get('metric') or 'metric'} {best[1]:.6g}")

@@ -203,7 +203,7 @@ def test_a_driver_that_was_killed_is_named_at_once(tmp_path: Path) -> None:
         driver.kill()
     top.watch(log, Console(file=out))
     assert FollowedRun(log).as_dict()["state"] == "died" and RunList(tmp_path).glances()[0]["died"]
-    assert "\x1b" not in out.getvalue()
+    assert "\x1b" not in out.getvalue() and "\n0 of 1 device busy when it died\n" in out.getvalue()
     assert re.findall(r"^test: (?:running|its driver, process \d+, died after)", out.getvalue(), re.MULTILINE) == [
         "test: running",
         f"test: its driver, process {driver.pid}, died after",

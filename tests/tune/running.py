@@ -92,7 +92,7 @@ def stock(trainable: Any, space: dict[str, Any], config: dict[str, Any], run: di
             trainable,
             param_space=space,
             tune_config=TuneConfig(time_budget_s=BUDGET_S, **own),
-            run_config=RunConfig(**run),
+            run_config=RunConfig(**{**run, "callbacks": [*run.get("callbacks", ())]}),  # to which Tune adds its own
         ).fit()
         if time.monotonic() < ends:
             return results
