@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import click
@@ -54,7 +55,8 @@ def test_a_status_and_one_line(
     for option in data.draw(options):
         given_ += [option.opts[0]] if option.is_flag else [option.opts[0], data.draw(WORDS)]
     capsys.readouterr()
-    with patch.object(sys, "argv", ["fluidtune", *name.split(), *given_, *words]):
+    main_of_a_script = patch.dict(sys.modules, {"__main__": ModuleType("__main__")})
+    with main_of_a_script, patch.object(sys, "argv", ["fluidtune", *name.split(), *given_, *words]):
         try:
             main()
             status = 0

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any
 
 #: Modules of Python's that `TABLE` uses besides those above.
-_PYTHONS = ("decimal", "gc", "locale", "multiprocessing", "resource", "sys", "tempfile")
+_PYTHONS = ("decimal", "gc", "locale", "multiprocessing", "resource", "sys", "tempfile", "warnings")
 globals().update({name: importlib.import_module(name) for name in _PYTHONS})
 #: Those of libraries: `print_all` imports them.
 torch: Any = None
