@@ -1,7 +1,7 @@
 """Carries messages between the trials' lives and everything else: workers, the engine, Tune and the log.
 
-It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, by `_METHODS`; what
-workers answer goes back as events (`worker_answers`).
+What a trial's life wants (`fluidtune.trials.messages`) is carried out here, by `_METHODS`; what workers answer goes
+back as events (`worker_answers`).
 """
 
 from __future__ import annotations
