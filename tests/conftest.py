@@ -93,7 +93,8 @@ def _lacking(*modules: str, remedy: str) -> str | None:
 
 
 _serve = partial(
-    _lacking, "starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", remedy="fluidtune[serve]"
+    *(_lacking, "starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "uvloop"),
+    remedy="fluidtune[serve]",
 )
 _trackers = partial(
     _lacking, "wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX", remedy="make test-frameworks"

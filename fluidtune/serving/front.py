@@ -115,7 +115,7 @@ class Front:
                 writes, _ = self._interface(key, tensors)
                 writes.check_outputs(batch.outputs)
                 outcomes = await self._ask(server, request, key, batch.inputs, holding.until)
-                response = await self._answer(writes, batch, name, key, outcomes, arrival)
+                response = await self._answer(writes, batch, name, key, outcomes, arrival, holding)
                 if response.status_code != 200:
                     logger.warning("Request %s: %s", number[:MOST_ID], bytes(response.body).decode())
                 return response
@@ -174,17 +174,20 @@ class Front:
         key: str,
         outcomes: list[tuple[int, str]],
         arrival: float,
+        holding: Holding,
     ) -> Response:
-        """The answer with these outcomes, which are counted. A request is answered when all of its inputs are."""
+        """The answer with these outcomes, which are counted: one for all inputs. Raises Refused if it is late."""
         version = labels(key)[1]
         response = next((Response(text, status) for status, text in outcomes if status != 200), None)
         if response is None:
             texts = [text for _, text in outcomes]
+            size = 0 if isinstance(interface, PlainInput) else sum(map(len, texts))  # A text is answered as it is.
+            encode = partial(interface.encode, batch, model, version, texts)
             try:
-                body, headers = await self._life.intake.work(
-                    sum(map(len, texts)), lambda: interface.encode(batch, model, version, texts)
-                )
+                body, headers = await self._life.intake.write(size, encode, holding)
                 response = Response(body, headers=headers)
+            except asyncio.TimeoutError:
+                raise Refused(key, Reason.OVERDUE) from None
             except ServeError as error:
                 outcomes = [_failed(error)] * len(outcomes)
                 response = Response(outcomes[0][1], outcomes[0][0])

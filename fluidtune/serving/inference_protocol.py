@@ -47,8 +47,8 @@ _NUMBERS = _NUMPY.keys() - {"BOOL"}
 _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 #: The length of an axis. Source: the longest that numpy has (intp).
 Length = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-#: Bytes of JSON in which the ``NaN`` of Python's `json` is read as well: that module reads them in 5 ms.
-MOST_NAN = 256 << 10
+#: Bytes of JSON with ``NaN`` or half of a surrogate pair, which Python's `json` alone reads: in 5 ms.
+MOST_RETRIED = 256 << 10
 _OBJECT = frozenset({"object"})
 _LIST = frozenset({"list"})
 
@@ -205,7 +205,7 @@ class Interface:
         Of outputs that differ from those of the samples it has the tensors that the metadata names. Each says of itself
         what it holds. Raises ServeError if that cannot be.
         """
-        columns = self._answered([_from_text(text, "the output") for text in texts])
+        columns = self._answered([read_json(text, "an output is no JSON text", most=len(text)) for text in texts])
         wanted = asked.outputs or dict.fromkeys(columns, asked.binary)
         _known(wanted, columns)
         described: list[TensorData] = []
@@ -221,7 +221,11 @@ class Interface:
             one.parameters = parameters if tensor.texts or as_binary else None
             one.data = UNSET if as_binary else elements
             described.append(one)
-        text = msgspec.json.encode(InferenceResponse(model, described, version, asked.id))
+        response = InferenceResponse(model, described, version, asked.id)
+        try:
+            text = msgspec.json.encode(response)
+        except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
+            text = json.dumps(msgspec.to_builtins(response)).encode()
         if not binary:
             return text, {"Content-Type": "application/json"}
         return b"".join([text, *binary]), {"Content-Type": "application/octet-stream", JSON_SIZE: str(len(text))}
@@ -292,15 +296,26 @@ def _parts(size: str | None, body: bytes) -> tuple[InferenceRequest, memoryview]
     else:
         raise ServeError(f"{JSON_SIZE} is {_said(size)}, expected the bytes of the JSON, {len(body)} at most")
     whole = memoryview(body)
+    return read_json(whole[:end], "the request is no JSON of the protocol", InferenceRequest, nan=True), whole[end:]
+
+
+def read_json(text: Any, wrong: str, kind: Any = Any, nan: bool = False, most: int = MOST_RETRIED) -> Any:
+    """A JSON text as a value of the type ``kind``. Raises ServeError, which begins with ``wrong``.
+
+    text: or its bytes in UTF-8. nan: ``NaN`` is read. most: bytes of the longest text with half of a surrogate pair.
+    """
     try:
         try:
-            return msgspec.json.decode(whole[:end], type=InferenceRequest), whole[end:]
-        except msgspec.DecodeError as error:
-            if isinstance(error, msgspec.ValidationError) or end > MOST_NAN:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+            if isinstance(error, msgspec.ValidationError) or len(text) > most:
                 raise
-            return msgspec.convert(json.loads(body[:end]), InferenceRequest), whole[end:]
-    except (ValueError, RecursionError) as error:
-        raise ServeError(f"the request is no JSON of the protocol: {error}") from None
+            found = json.loads(text if isinstance(text, str) else str(text, "utf-8"))
+            if not nan:
+                json.dumps(found, allow_nan=False)
+            return msgspec.convert(found, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ServeError(f"{wrong}: {error}") from None
 
 
 def _refuse(parameters: Struct, where: str, field: str, remedy: str) -> None:
@@ -347,7 +362,8 @@ def _decode(one: TensorData, tensor: Tensor, binary: memoryview, at: int, most: 
     if tensor.array:
         return list(_held(array, np.dtype(_NUMPY[tensor.datatype]), name)), size or 0
     values = array.tolist()
-    return [_from_text(text, name) for text in values] if tensor.texts else values, size or 0
+    wrong = f"an element of {name!r} is no JSON text"
+    return [read_json(text, wrong) for text in values] if tensor.texts else values, size or 0
 
 
 def _held(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
@@ -411,13 +427,6 @@ def _texts(binary: bytes, count: int, name: str) -> Iterator[str]:
     if at != len(binary) or found != count:
         said = "each has its length in 4 bytes before it"
         raise ServeError(f"the binary data of {name!r} is not {count} elements of BYTES; {said}")
-
-
-def _from_text(text: str, name: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise ServeError(f"an element of {name!r} is no JSON text: {error}") from None
 
 
 # From values to tensors.

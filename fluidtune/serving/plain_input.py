@@ -1,7 +1,7 @@
 """A body that is one input as a JSON value, which is answered by its output: ``POST /`` and ``POST /TRIAL``.
 
-`inference_protocol.Interface` has the same methods for bodies of tensors. msgspec reads the JSON; whether the input is
-of the form of the samples says `symphony_serve.forms`. msgspec has no type for that form: a whole number may be written
+`inference_protocol.Interface` has the same methods for bodies of tensors. Whether the input is of the form of the
+samples says `symphony_serve.forms`. msgspec has no type for that form: a whole number may be written
 ``2.0``, and an object with other keys than the samples is refused.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from fluidtune.serving.inference_protocol import Asked
+from fluidtune.serving.inference_protocol import Asked, read_json
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
@@ -24,10 +22,7 @@ class PlainInput(NamedTuple):
 
     def decode(self, headers: Mapping[str, str], body: bytes, most: int) -> Asked:
         """The input in a body. Raises ServeError if it is no JSON value, or one of another form."""
-        try:
-            value = msgspec.json.decode(body)
-        except (ValueError, RecursionError) as error:
-            raise ServeError(f"the body is no JSON value: {error}") from None
+        value = read_json(body, "the body is no JSON value")
         trouble = self.form.trouble(value)
         if trouble is not None:
             raise ServeError(trouble)

@@ -448,13 +448,19 @@ def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
             await asyncio.sleep(0)
         refused = await ask(front, **tensor(3))
         assert front.intake.open == 8
+        others = [asyncio.ensure_future(ask(front)) for _ in range(2)]
+        while len(front.server.answers) < 10:
+            await asyncio.sleep(0)
+        unread = await ask(front, body=None)
+        assert (unread[1]["code"], unread[1]["reason"]) == ("too_many", "10 inputs are open already")
         for answer in front.server.answers:
             answer.set_result((200, "1"))
+        assert [(await one)[0] for one in others] == [200, 200]
         return refused, await first
 
     refused, first = asyncio.run(run())
     assert (refused[0], refused[1]["code"], first[0]) == (503, "too_many", 200)
-    assert front.books.requests("t") == {"answered": 8, "refused: too_many": 3}
+    assert front.books.requests("t") == {"answered": 10, "refused: too_many": 4}
     assert front.intake.open == 0
 
 
@@ -489,18 +495,37 @@ def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(ma
     assert (front.server.answers, front.books.requests("t")) == ([], {"bad": 1})
 
 
-def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
-    """Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time."""
+def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(made, monkeypatch):
+    """Seen: while large bodies were read, large answers waited past their SLO, and were counted as answered.
+
+    Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time.
+    """
     from fluidtune.serving.inference_protocol import Interface
+    from fluidtune.serving.plain_input import PlainInput
 
-    threads, encode = [], Interface.encode
+    front, reads, writes, began = made(Server(), slo=PATIENCE_S), threading.Event(), threading.Event(), []
+    decode, encode, large = PlainInput.decode, Interface.encode, (200, json.dumps([0.5] * 100_000))
 
-    def noted(*given):
-        threads.append(threading.current_thread() is threading.main_thread())
-        return encode(*given)
+    def slow(does, ends):
+        return lambda *given, **named: began.append(does) or (ends.wait(PATIENCE_S) and does(*given, **named))
 
-    monkeypatch.setattr(Interface, "encode", noted)
-    for output in ("2", json.dumps([0.5] * 100_000)):
-        status, _, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, output)], **tensor(1)))
-        assert status == 200
-    assert threads == [True, False]
+    async def run():
+        body = asyncio.ensure_future(ask(front, body=b" " * (200 << 10) + b"1"))
+        while not began:
+            await asyncio.sleep(0.001)
+        assert (await answering(front, 1, [large], **tensor(1)))[0] == 200
+        monkeypatch.setattr(Interface, "encode", slow(encode, writes))
+        front.server.answers.clear()
+        late = await answering(front, 1, [large], headers=[(b"request-timeout-ms", b"200")], **tensor(1))
+        front.server.answers.clear()
+        reads.set()
+        return late, await answering(front, 1, [large]), body.cancel()
+
+    monkeypatch.setattr(PlainInput, "decode", slow(decode, reads))
+    try:
+        (status, said, _), plain, _ = asyncio.run(run())
+    finally:
+        reads.set()
+        writes.set()
+    assert (status, said["code"], plain[0], began) == (503, "overdue", 200, [decode, encode, decode])
+    assert front.books.requests("t") == {"answered": 2, "late": 1}

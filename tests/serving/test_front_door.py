@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 #: Seconds: of the SLO, and until a test gives up. HALVES: bodies that never end.
 SLO_S, PATIENCE_S = 3.0, 100.0
 HALVES, CLIENTS = 50, 4
-#: Wrong bodies, bytes of each, and those that the front may need more than before. Source: `intake.MOST_BYTES` of
-#: bodies with what they hold as numbers would be 640 MB; wrong bodies never become numbers.
+#: Wrong bodies, bytes of each, and those that the front may need more than before: the texts that `intake.MOST_BYTES`
+#: allows, and one body as numbers, which take four times the bytes of their text. All bodies as numbers are more.
 LARGE, BYTES, MOST_MORE = 20, 14_000_000, 400 << 20
 
 

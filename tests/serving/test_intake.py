@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import math
+import threading
 import time
 from functools import partial
 
@@ -107,12 +108,19 @@ def test_a_compressed_body_is_told_apart_unread(encoding):
         (b"[1] 2", "the body is no JSON value"),
         (b"[" * 100_000, "the body is no JSON value"),
         (b"\xff", "the body is no JSON value"),
+        (b"\xef\xbb\xbf[1]", "the body is no JSON value"),
+        ("[1]".encode("utf-16"), "the body is no JSON value"),
     ],
 )
 def test_what_is_no_input_is_told(text, words):
     found = said(Body([text]))
     assert (found.status, found.code) == (400, "bad_input")
     assert words in found.text
+
+
+@pytest.mark.parametrize("value", [(1 << 64) + 1, -(1 << 70), "\ud800", ["a\udfff"]])
+def test_a_whole_number_keeps_its_digits_and_a_text_its_half_of_a_surrogate_pair(value):
+    assert said(Body([json.dumps(value).encode()]), form=Form.of([value])) == value
 
 
 def test_a_half_body_is_refused_at_its_deadline_and_its_connection_ends():
@@ -167,6 +175,37 @@ def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_one
         assert len(await read(one, large())) == 40_000
 
     asyncio.run(run())
+
+
+def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_only_thread():
+    """Seen: bodies whose deadline had passed were read in ten threads at once, and counted as no bytes."""
+    from fluidtune.serving.answers import Said
+    from fluidtune.serving.intake import Holding
+
+    goes_on, began, text = threading.Event(), [], json.dumps([0.5] * 40_000).encode()
+
+    def decode(body):
+        began.append(len(body))
+        assert goes_on.wait(PATIENCE_S)
+        raise ServeError("nobody hears it")
+
+    async def run():
+        one = intake()
+        for number in (1, 2, 3):
+            holding = Holding(time.monotonic() + 0.2)
+            with pytest.raises(Said, match="not there and read at its deadline"), one.one(holding):
+                await one.read(Body([text]).request(), decode, math.inf, holding)
+            assert (began, one.open, one.bytes) == ([len(text)], 0, number * len(text))
+        goes_on.set()
+        while one.bytes:
+            await asyncio.sleep(0.001)
+        assert len(await read(one, Body([text]))) == 40_000
+
+    try:
+        asyncio.run(run())
+    finally:
+        goes_on.set()
+    assert began == [len(text)]
 
 
 def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_objects():

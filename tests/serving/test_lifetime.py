@@ -14,9 +14,14 @@ pytestmark = pytest.mark.serve
 
 @pytest.mark.parametrize("where", ["forks", "restore", "first", "anew", "interrupted"])
 def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, caplog, where):
-    """Seen: with a full /tmp, `serve start` waited for ever in the state "loading", with no word in any log."""
-    from fluidtune.serving import lifetime
+    """And a stop lets what runs be answered first.
 
+    Seen: with a full /tmp, `serve start` waited for ever in the state "loading", with no word in any log.
+    """
+    from fluidtune.serving import lifetime
+    from fluidtune.serving.intake import Holding
+
+    told = asyncio.Event()
     failing, passed = {where, "first"} if where in ("anew", "interrupted") else {where}, []
 
     def step(name):
@@ -34,12 +39,18 @@ def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, 
         async def restore(self):
             step("restore")
 
+        async def close(self):
+            """There is nothing."""
+
     class Devices(Rollouts):
         trouble = waits = ""
 
         async def first(self):
             step("first")
             await asyncio.Event().wait()
+
+        async def close(self, timeout=None):
+            told.set()
 
         async def interrupted(self):
             step("interrupted")
@@ -54,13 +65,22 @@ def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, 
     about = {"devices": 1, "resources": {}, "stages": 1, "policy": SimpleNamespace(value="eager"), "run": "r"}
     about |= {"placing": None, "leasing": None, "modules": ("numpy",), "slo": 1.0, "loading": loading}
 
+    async def request(life):
+        with life.intake.one(Holding(0.0)):
+            await told.wait()
+            await asyncio.sleep(0.1)  # its answer is on its way through the front
+
     async def run():
         life = lifetime.Lifetime(SimpleNamespace(folder=str(tmp_path / "serving"), **about))
         while "first" not in passed:
             await asyncio.sleep(0.001)
-        return life.state
+        assert life.state == "loading" and not failing
+        life.server, asked = Devices(), asyncio.ensure_future(request(life))
+        await asyncio.sleep(0)
+        await life.stop()
+        assert life.stopping and asked.done() and life.state == "ended"
 
-    assert asyncio.run(run()) == "loading" and not failing
+    asyncio.run(run())
     said = [one["reason"] for one in read_events(tmp_path / "serving" / "fluid_events.jsonl") if "reason" in one]
     assert said[-1] == repr(OSError(f"{where} fails")) and f"{where} fails" in caplog.text
     assert passed.count("forks") == 1
