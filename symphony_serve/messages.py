@@ -149,9 +149,10 @@ class GpuLeaving(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuLost(Event):
-    """The GPU is gone, with all that was sent to it."""
+    """The GPU is gone, with all that was sent to it. begun: the plans of the batches that may run; None: all."""
 
     gpu: int
+    begun: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Dispatch(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Instruction):
-    """The GPU has not answered for much longer than its batch takes. It counts as lost until it joins again."""
+    """The GPU has not answered for much longer than its batch takes. It counts as lost, with all of it begun."""
 
     gpu: int
     token: int

@@ -157,7 +157,7 @@ class Scheduler:
 
     def _gpu_lost(self, event: GpuLost, now: float, out: list[Instruction]) -> None:
         if event.gpu in self._gpus.gpus:
-            self._lose(event.gpu, now, out)
+            self._lose(event.gpu, now, out, event.begun)
 
     def _batch_done(self, event: BatchDone, now: float, out: list[Instruction]) -> None:
         over = self._gpus.answer(event.gpu, event.token, event.plan, now)
@@ -193,17 +193,19 @@ class Scheduler:
                     out.append(dispatch)
                 self._offer(side, side.offer(now), now, out)
 
-    def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
+    def _lose(self, gpu: int, now: float, out: list[Instruction], begun: frozenset[int] | None = None) -> None:
         """What the GPU has not answered waits again, or is refused: what has lost two GPUs may be what ends them."""
         sent = self._gpus.drop(gpu)
         self._matching.spread()
         for batch in sent:
             side = self._sides[batch.model]
+            began = begun is None or batch.plan in begun
             for request in batch.requests:
-                if (reason := self._open[request.id]) is not None:
+                reason = self._open[request.id]
+                if reason is Reason.CANCELLED or (began and reason is not None):
                     self._refuse(Refuse(request, reason), out)
                 else:
-                    self._open[request.id] = Reason.LOST_TWICE
+                    self._open[request.id] = Reason.LOST_TWICE if began else reason
                     side.former.add(request)
             back = frozenset(request.id for request in batch.requests)
             self._offer(side, side.offer(now), now, out, back, Reason.GPU_LOST)

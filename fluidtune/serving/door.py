@@ -44,13 +44,13 @@ class Connection(HttpToolsProtocol):
     """One connection. uvicorn and httptools read and write it; here are the limits that they have not.
 
     While no request is being answered, uvicorn's timer of an idle connection runs, or the one here. What is no request,
-    for example an empty line, does not put that one off.
+    for example an empty line, puts neither off.
     """
 
     #: Closes it, unless the head of a request is complete before.
     _late: asyncio.TimerHandle | None = None
-    #: Bytes since a head was complete or the last part of a body came; and whether the latest body is complete.
-    _fresh, _whole = 0, True
+    #: Bytes since a head was complete or the last part of a body came; and what is incomplete: "head", "body", or "".
+    _fresh, _begun = 0, ""
     #: Bytes that the names and values of a head have, and how many hosts it names.
     _head = _hosts = 0
     #: Whether the head that is read is the second one of a request.
@@ -74,9 +74,6 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._fresh += len(data)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
         try:
             while data:
                 try:
@@ -90,7 +87,7 @@ class Connection(HttpToolsProtocol):
                 raise self._too_large()
         except httptools.HttpParserError:
             self.send_400_response("")
-        if self.cycle is None or self.cycle.response_complete:
+        if self._begun and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
     def _read_on(self) -> None:
@@ -107,7 +104,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if not self._framed:
             super().on_message_begin()
-            self._head = self._hosts = 0
+            self._begun, self._head, self._hosts = "head", 0, 0
 
     def on_url(self, url: bytes) -> None:
         if not self._framed:
@@ -115,14 +112,14 @@ class Connection(HttpToolsProtocol):
             self._head += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._whole and not self._framed:  # else it is of a trailer, which nobody reads
+        if self._begun == "head" and not self._framed:  # else it is of a trailer, which nobody reads
             super().on_header(name, value)
             self._head += len(name) + len(value)
             self._hosts += name.lower() == b"host"
 
     def on_headers_complete(self) -> None:
         if self._framed:
-            self._framed = self._whole = False
+            self._framed, self._begun = False, "body"
             return
         self._wait_no_more()
         if self._head > MOST_HEAD:
@@ -130,7 +127,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.1" and self._hosts != 1:  # RFC 9112, section 3.2
             self._said = 400, "bad_request", f"the request has {self._hosts} headers Host, expected one"
             raise httptools.HttpParserError
-        self._whole, self._fresh = False, 0
+        self._begun, self._fresh = "body", 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -139,9 +136,17 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._whole, self._fresh = True, 0
+        self._begun, self._fresh = "", 0
+        if self.cycle.response_complete:  # the body of a refused request: uvicorn's timer runs again
+            self._wait_no_more()
+            self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_S, self.timeout_keep_alive_handler)
 
     # The loop and uvicorn call these.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._begun and self.timeout_keep_alive_task is not None:  # no request is there, but a part of one
+            self._wait()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -173,12 +178,14 @@ class Connection(HttpToolsProtocol):
     def _wait(self) -> None:
         """Close in `HEAD_S`, unless the head of a request is complete before."""
         if self._late is None and not self.transport.is_closing():
+            self._wait_no_more()
             self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def _wait_no_more(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        for timer in (self._late, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        self._late = self.timeout_keep_alive_task = None
 
 
 def most_connections() -> int:
@@ -194,8 +201,8 @@ class Door:
 
     def __init__(self, app: Any, host: str, port: int):
         self._socket = listening(host, port, MOST_CONNECTIONS)
-        # Linux: connections have it as well, also those that wait to be closed.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * WRITE_S)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: connections have it as well, also those that are to be closed
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * WRITE_S)
         config = uvicorn.Config(
             app,
             http=Connection,

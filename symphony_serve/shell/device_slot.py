@@ -153,8 +153,9 @@ class Slot:
 
     def _give_up(self) -> None:
         """The device is gone: what it has goes to another one, or is refused."""
+        begun = frozenset(sent.batch.plan for sent in self._running if sent.batch.token == self.token)
         self.token, self.lost = self.token + 1, True
-        self._server.tell(GpuLost(self.number))
+        self._server.tell(GpuLost(self.number, begun))
 
     async def _wait_for(self, token: int, count: int, lost: DeviceLost) -> None:
         """The device is gone with a batch of this token, and all others that it has. Wait until it is there again."""
@@ -167,6 +168,8 @@ class Slot:
         try:
             while not self._server.closed and not self.leaves and not await lost.back():
                 pass
+        except Exception:
+            logger.exception("Whether device %d is there again cannot be said; it is tried", self.number)
         finally:
             self._awaited = False
         self.join_again()

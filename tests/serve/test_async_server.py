@@ -386,6 +386,16 @@ def test_a_server_ends_whose_device_does_not_come_back():
     assert server.look("closed")
 
 
+def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
+    gates = [Gate() for _ in range(3)]
+    with ServedByThread([model()], [{"m": gate} for gate in gates]) as server:
+        assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
+        assert [gate.batches for gate in gates] == [[[0]], [[0]], []]
+        for gate in gates:
+            gate.open.set()
+
+
 def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
     gate, seen = Gate(), []
     with ServedByThread([model()], [{"m": gate}], seen.append) as server:
@@ -445,14 +455,48 @@ def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_t
         assert server.look("able") == 1
 
 
-def test_a_device_whose_look_fails_goes_on(monkeypatch):
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_device_that_is_lost_before_it_runs_a_batch_is_no_loss_of_the_batch(order, monkeypatch):
+    """Seen: the request was refused as `lost_twice` though one device alone had run it."""
     monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
-    looks = []
+    looks, go_on, mortal = threading.Event(), threading.Event(), Mortal(poison=1)
 
     def look():
-        looks.append(0)
-        raise ValueError("a fault")
+        looks.set()
+        assert go_on.wait(PATIENCE_S)
+        raise DeviceLost("it does not answer", never_back)
 
-    with ServedByThread([model()], [Looked(doubled, look)]) as server:
-        until(lambda: len(looks) > 2)
-        assert finished([server.submit("m", 1)]) == [2]
+    devices = [Looked(doubled, look), {"m": mortal}][::order]
+    with ServedByThread([model()], [*devices, {"m": doubled}]) as server:
+        assert looks.wait(PATIENCE_S)
+        answer = server.submit("m", 1)
+        until(lambda: server.look("unanswered") and (order > 0 or mortal.waits.is_set()))
+        go_on.set()
+        assert finished([answer]) == [2]
+    assert mortal.runs == [[1]]
+
+
+async def cannot_say():
+    raise ValueError("a fault")
+
+
+@pytest.mark.parametrize("looked", [False, True])
+@pytest.mark.parametrize("fault", [DeviceLost("gone", cannot_say), ValueError("a fault")])
+def test_a_device_of_which_nobody_can_say_whether_it_is_there_goes_on(looked, fault, monkeypatch):
+    """Seen: its task ended, so that it got no batch for ever, and could not leave."""
+    monkeypatch.setattr(device_slot, "IDLE_S", 0.001 if looked else PATIENCE_S)
+    failed = threading.Event()
+
+    def fails(values=()):
+        if not failed.is_set():
+            failed.set()
+            raise fault
+        return doubled(values)
+
+    with ServedByThread([model()], [Looked(fails, fails)]) as server:
+        first = None if looked else server.submit("m", 1)
+        assert failed.wait(PATIENCE_S)
+        assert finished([server.submit("m", 2)]) == [4]
+        assert looked or outcome(first) in (2, "a fault")
+        server.leave(0)
+        until(lambda: not server.look("devices"))

@@ -128,13 +128,6 @@ class TestGpus:
         run.run(until=22.0)
         assert unanswered(run.scheduler) == set()
 
-    def test_what_two_gpus_do_not_answer_gets_no_third(self):
-        run = driver(Model("m", FIGURE, 60.0, Fifo, EAGER), answers=False)
-        run.joins(0.0, 0.0, 0.0)
-        run.requests([Request(1, "m", 0.0, 60.0)])
-        run.run(until=59.0)
-        assert (run.batches, run.refused) == ([(0.0, 1, [1]), (18.0, 2, [1])], {1: "LOST_TWICE"})
-
     def test_a_short_batch_has_the_least_patience(self):
         run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
         run.joins(0.0)

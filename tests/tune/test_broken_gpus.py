@@ -11,7 +11,49 @@ from typing import Any
 
 import pytest
 
+from fluidtune.cluster.devices import device_source
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.errors import FluidTuneError
 from tests.tune.trainables import began_at, report_saved
+from tests.tune.tried_manager import Tried, growing
+
+BUS = "NVML says of GPU 0: GPU is lost"
+
+
+def has_cores(monkeypatch: pytest.MonkeyPatch, number: float) -> None:
+    """The cluster has so many cores, of which a device is one."""
+    monkeypatch.setattr(device_source.ray, "nodes", lambda: [{"Resources": {"CPU": number}, "Alive": True}])
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(
+    loaded: bool, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_cores(monkeypatch, 1.0)
+    run, lack = tried.placed(1.0, loaded=loaded), Lack(BUS, broken=0)
+    if loaded:
+        tried.manager.schedule_actor_task(run.tracked, "train", on_error=lambda *args: tried.told.append(args[-1]))
+        tried.answered(run, IterationReply({}, "plain", 0.0, lack=lack))
+    else:
+        tried.loaded(run, lack)
+    while not (errors := [one for one in tried.told if one != "started"]):
+        tried.manager.next(0.0)
+    (error,) = errors
+    assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
+    assert "\n" not in str(error) and tried.logged("device_lost") == []
+
+
+def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_cores(monkeypatch, 2.0)
+    run, follower = growing(tried)
+    tried.attached(run, follower, None)
+    tried.trains(run, 2, width=2)
+    assert run.life.crew.followers == {1: follower}
+    tried.follower_ended(run, follower, Lack(BUS, broken=0))
+    tried.manager._advance()
+    assert run.life.crew.follower_errors == 0 and run.life.crew.devices == (0,) and run.life.crew.leader is not None
+    assert [event["device"] for event in tried.logged("device_lost")] == [follower.device]
 
 
 def loses_its_gpu(config: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 from ray.tune import register_trainable
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
 
 from fluidtune.steering.acts import Act, State
 from fluidtune.steering.steering_files import SteeringFiles
@@ -51,16 +51,18 @@ def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: An
     assert now == then | values
 
 
-def trial_with(kind: Any, state: State) -> Trial:
+def trial_with(kind: Any, state: State, earlier: bool = False) -> Trial:
+    """A trial that Tune has saved with an act; ``earlier``: by an earlier version, which kept the state beside it."""
     trial = Trial("t", stub=True)
-    act = Act(kind, kind, trial.trial_id, "ann", "page")
-    setattr(trial.run_metadata, ACTS, [{"act": asdict(act), "state": state}])
+    act = Act(kind, kind, trial.trial_id, "ann", "page", clone=trial.trial_id if kind == "clone" else "")
+    kept = {"act": asdict(act), "state": state} if earlier else asdict(replace(act, state=state))
+    setattr(trial.run_metadata, ACTS, [kept])
     return trial
 
 
-def restored(base: TrialScheduler, *trials: Trial) -> tuple[FluidScheduler, Any]:
+def restored(base: TrialScheduler, *trials: Trial, search: Any = None) -> tuple[FluidScheduler, Any]:
     """A scheduler to which a restored run's trials were added. They are left to Ray."""
-    scheduler, controller = FluidScheduler(base), SimpleNamespace(**{SEARCH: None})
+    scheduler, controller = FluidScheduler(base), SimpleNamespace(**{SEARCH: search})
     scheduler.set_search_properties("score", "max")
     scheduler._left_to_ray = True
     for trial in trials:
@@ -76,9 +78,10 @@ def result(iteration: int, score: float) -> dict[str, Any]:
     return {"training_iteration": iteration, "score": score}
 
 
-def test_after_a_restore_a_kept_trial_is_still_outside_its_algorithm() -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_after_a_restore_a_kept_trial_is_still_outside_its_algorithm(earlier: bool) -> None:
     """ASHA does not know the trial, and would fail at any of its results."""
-    kept = trial_with("keep", "done")
+    kept = trial_with("keep", "done", earlier)
     scheduler, controller = restored(asha(), kept)
     assert scheduler.on_trial_result(controller, kept, result(1, 0.0)) == TrialScheduler.CONTINUE
     scheduler.on_trial_complete(controller, kept, result(2, 0.0))
@@ -97,6 +100,16 @@ def test_after_a_restore_a_stop_and_a_keep_that_had_not_come_still_come() -> Non
         assert scheduler.on_trial_result(controller, kept, result(iteration, 1.0)) == TrialScheduler.CONTINUE
     scheduler.on_trial_complete(controller, kept, result(9, 1.0))
     assert scheduler.debug_string() == before and "Iter 1.000: 3.0" in before, "a kept trial changed a rung"
+
+
+def test_after_a_restore_a_search_algorithm_hears_of_its_own_trials_only() -> None:
+    heard: list[str] = []
+    own = SimpleNamespace(on_trial_complete=lambda trial_id, result, error: heard.append(trial_id))
+    clone = trial_with("clone", "done")
+    _, controller = restored(asha(), clone, search=own)
+    for name in (clone.trial_id, "own"):
+        vars(controller)[SEARCH].on_trial_complete(name)
+    assert heard == ["own"]
 
 
 class Stored:
@@ -152,9 +165,9 @@ class Tried:
     def checkpoint(self, force: bool) -> None:
         assert all(trial in self.trials for trial in self.saved)
 
-    def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None) -> str:
+    def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None, no_keep: str = "") -> str:
         """What the driver answers."""
-        steered = SteeredRun("")
+        steered = SteeredRun(no_keep)
         steered._files = SteeringFiles(self.path)
         act = Act("1", kind, trial, "ann", "page", parameters or {})
         (self.path / "steer" / "1.ask").write_text(json.dumps(asdict(act)))
@@ -215,6 +228,12 @@ def test_what_tune_cannot_save_is_done_and_the_answer_says_so(kind: str, tmp_pat
     assert "ends at its next result" in said or "is a clone of" in said
     assert said.endswith("may not know of it, as Tune cannot save its state: OSError: the disk is full")
     assert len(run.trials) == (3 if kind == "clone" else 2)
+
+
+def test_hyperband_keeps_no_trial_and_says_why(tmp_path: Path) -> None:
+    run, hyperband = Tried(tmp_path), FluidScheduler(HyperBandScheduler())
+    for no_keep, said in ((hyperband.no_keep, "cannot be kept: HyperBand "), ("", "goes on when the algorithm")):
+        assert said in run.asked("keep", run.trials[0].trial_id, no_keep=no_keep)
 
 
 def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:

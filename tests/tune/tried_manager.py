@@ -171,7 +171,11 @@ class Tried:
         )
         self.manager.note_trial(trial)
         tracked = self.manager.add_actor(
-            None, {"config": {TRIAL_INFO: trial}}, None, on_start=lambda tracked: self.told.append("started")
+            None,
+            {"config": {TRIAL_INFO: trial}},
+            None,
+            on_start=lambda tracked: self.told.append("started"),
+            on_error=lambda tracked, error: self.told.append(error),
         )
         self.manager._advance()
         run = self.manager._runs[tracked]
@@ -196,6 +200,10 @@ class Tried:
     def attached(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         """A new worker has answered ``attach``."""
         self.manager._shell._attached(run, worker, value)
+
+    def follower_ended(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A follower has answered ``follow``."""
+        self.manager._shell._followed(run, worker, value)
 
     def trains(self, run: TrialRun, iteration: int, **facts: Any) -> None:
         """Tune asks for an iteration, and the leader of the elastic trial does it. ``facts``: of `GroupFacts`."""
