@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.bids import Endless, Valuation
@@ -92,9 +92,13 @@ class ArbiterState:
         state.usage = {user: float(used) for user, used in data.get("usage", {}).items()}
         state.leases = LeaseTable.loaded(data.get("leases", {}), newest)
         state.left = {name: float(at) for name, at in data.get("left", {}).items()}
-        state.rounds = data.get("rounds", 0)
+        state.rounds = int(data.get("rounds", 0))
         state.clock = float(data.get("clock", 0.0))
         state.gpus = {gpu.id: gpu for gpu in gpus}
+        for record in (*state.apps.values(), *state.away.values(), *state.leases):
+            for name, hint in get_type_hints(type(record)).items():
+                if not _fits(value := getattr(record, name), hint):
+                    raise TypeError(f"{name}={value!r} of a {type(record).__name__}: expected {hint}")
         for app in state.apps.values():
             # No app is taken for silent because of the time without an arbiter.
             app.heard = state.clock
@@ -276,7 +280,7 @@ class ArbiterState:
         return frozenset(
             name
             for name, each in self.apps.items()
-            if all(each.bundle.get(resource, -1.0) >= amount for resource, amount in least)
+            if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
         )
 
     def gangs(self) -> dict[str, int]:
@@ -323,3 +327,13 @@ def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, 
     """
     total, count = sum(usage.values()), len({*usage, *users})
     return {user: 2.0 ** (-usage.get(user, 0.0) * count / total) if total else 1.0 for user in users}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from the books is of a field's type, so that no tick fails later. A list is also a tuple."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if type(None) in inner:
+        return value is None or _fits(value, inner[0])
+    parts = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+    right = type(value) in {float: (int, float), tuple: (list, tuple)}.get(kind, (kind,))
+    return right and (kind is not tuple or len(parts) == len(inner)) and all(_fits(each, inner[-1]) for each in parts)

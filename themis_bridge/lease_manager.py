@@ -124,14 +124,22 @@ class LeaseManager:
             lease.closing = True
 
     def end_closed(self, event: m.Removed) -> None:
-        """A reservation is gone: the GPU goes to its heir or is free."""
+        """A reservation is gone, as is told again and again: the GPU goes to its heir or is free.
+
+        What waits makes way for all heirs on its machine: Ray would give it their room, as it was asked for first.
+        """
         state, gpu = self._state, event.gpu
         lease = state.leases.current(gpu, event.token)
         if lease is None:
             return
+        heir, machine = lease.heir, state.gpus[gpu].machine
+        beside = [each for each in state.leases if state.gpus[each.gpu].machine == machine]
+        if lease.waits and heir is None and any(each.heir and not each.waits for each in beside):
+            return
         state.leases.drop(lease)
-        heir = lease.heir
-        if heir in state.apps and gpu in state.gpus and self._could_use(heir):
+        if heir in state.apps and self._could_use(heir):
+            for each in beside:
+                each.closing = each.closing or each.waits
             self.grant_gpu(gpu, heir)
 
     def _could_use(self, name: str) -> bool:
@@ -156,10 +164,10 @@ class LeaseManager:
             self._begin(lease)
 
     def note_no_room(self, event: m.NoRoom) -> None:
-        """A reservation waits in Ray's queue."""
+        """A reservation waits in Ray's queue. That of a lease that is not renewed is withdrawn instead."""
         lease = self._state.leases.current(event.gpu, event.token)
-        if lease is not None:
-            lease.waits = not lease.group
+        if lease is not None and not lease.group:
+            lease.waits, lease.closing = not lease.ending, lease.closing or lease.ending
 
     # --- restart
 

@@ -113,8 +113,8 @@ class Cluster:
         changed = False
         for lease in leases:
             if lease.closing:
-                changed = True
                 self._handle(m.Removed(lease.gpu, lease.token))
+                changed |= self.arbiter.state.leases.get(lease.gpu) is not lease
             elif (lease.gpu, lease.app) in self.impossible:
                 changed |= not lease.waits
                 self._handle(m.NoRoom(lease.gpu, lease.token))
@@ -125,8 +125,10 @@ class Cluster:
                 self._handle(m.Reserved(lease.gpu, lease.token, "group"))
         return changed
 
-    def join(self, name: str, job: Job | None = None, session: str = "", user: str = "", memory: float = 0) -> Agent:
-        job, bundle = job or Job(), {"GPU": 1.0, "memory": memory}
+    def join(
+        self, name: str, job: Job | None = None, session: str = "", user: str = "", memory: float | None = 0
+    ) -> Agent:
+        job, bundle = job or Job(), {"GPU": 1.0} | ({} if memory is None else {"memory": memory})
         session = session or f"{name}/{next(self._sessions)}"
         agent = self.agents[name] = Agent(name, session, job, user, getattr(job, "together", 1), bundle)
         self.send()

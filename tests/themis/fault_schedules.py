@@ -182,6 +182,11 @@ class World:
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
                 self._to_arbiter(m.AppLeft(driver.name, f"{driver.name}/{number}"))
+        # What is gone is told as long as the books have it.
+        there = {(app, gpu, token) for gpu, (app, token) in (self.reserved | self.waiting).items()}
+        for key, stays in self.wanted.items():
+            if not stays and key not in there:
+                self._to_arbiter(m.Removed(*key[1:]))
         self.at(1.0, self._tick)
 
     # --- messages
@@ -351,6 +356,7 @@ class World:
             self._forgive()  # With them it has lost how long each app has been silent.
         known = {gpu: (*held, "") for gpu, held in self.waiting.items()}
         known |= {gpu: (*held, "group") for gpu, held in self.reserved.items()}
+        self._asked = {(True, (app, gpu, token)) for gpu, (app, token, _) in known.items()}
         self.arbiter = Arbiter.restored(data, known, self.there.values(), self.newest)
         for gpu, (_, token) in self.waiting.items():
             self._to_arbiter(m.NoRoom(gpu, token))

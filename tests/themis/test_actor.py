@@ -181,6 +181,15 @@ GOOD = json.loads(BOOKS)
         (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),
         (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "planet": "x"}}}), "planet"),
         (json.dumps({**GOOD, "clock": None}), "NoneType"),
+        *(
+            (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], name: value}}}), f"{name}=")
+            for name, value in (("joined", "soon"), ("rho", [1.0]), ("together", True), ("held_up", [1.0]))
+        ),
+        (json.dumps({**GOOD, "away": {"b": {**GOOD["apps"]["b"], "bundle": {"CPU": "4"}}}}), "bundle="),
+        (
+            json.dumps({**GOOD, "leases": {"leases": [{**GOOD["leases"]["leases"][0], "expires": None}]}}),
+            "expires=None",
+        ),
     ],
 )
 def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog):

@@ -11,29 +11,7 @@ from hypothesis import strategies as st
 
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import messages as m
-from themis_bridge.bids import Valuation
-from themis_bridge.fairness import JobInfo
 from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
-
-#: Two machines of four.
-GPUS = {f"m{m}g{i}": Gpu(f"m{m}g{i}", f"m{m}") for m in range(2) for i in range(4)}
-FOUR = Valuation([[JobInfo(10, 40.0, 4)] * 2], 0.0, 1000.0, together=4)
-
-
-def here(*names: str) -> list[Gpu]:
-    return [GPUS[name] for name in names]
-
-
-def test_a_part_of_a_gang_is_worth_nothing():
-    nothing, one = FOUR.rho([]), FOUR.rho(here("m0g0", "m0g1", "m0g2", "m0g3"))
-    assert one < nothing
-    assert FOUR.rho(here("m0g0", "m0g1", "m0g2")) == nothing
-    assert FOUR.rho(here("m0g0", "m0g1", "m1g0", "m1g1")) == nothing, "they are not of one machine"
-    assert FOUR.rho(here(*list(GPUS)[:6])) == one > FOUR.rho(GPUS.values())
-    assert FOUR.useful == 8 and replace(FOUR, most=7).useful == 4
-
-
-# The arbiter, with agents
 
 
 def held_by(cluster: Cluster, app: str) -> list[Gpu]:

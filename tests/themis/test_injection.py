@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.themis.cluster import Job
-from tests.themis.shell_world import World
+from tests.themis.shell_world import SETTINGS, World
 from themis_bridge.shell import actor
 
 #: Virtual seconds after a fault within which every GPU that an app wants must be used.
@@ -137,6 +137,22 @@ def test_what_others_hold_is_leased_when_they_give_it_back(monkeypatch, tmp_path
     world.outside = 0
     world.run(6)
     assert_all_used(world)
+
+
+def test_what_waits_makes_way_for_the_heir_of_another_gpu_of_its_machine(monkeypatch, tmp_path):
+    # Seen: Ray gave the room of the promised GPU to the group that waited on that machine, and the heir had to wait.
+    world, first = World(monkeypatch, tmp_path, gpus=3, settings={**SETTINGS, "weights": {"c": 1e6}}), set()
+    world.outside = 1
+    for name, jobs in (("b", 2), ("a", 1), ("c", 1)):
+        world.join(name, Job(jobs, 1e5))
+        world.run(8.0)
+    while not first and world.now < 60:
+        world.run(0.1)
+        first = {name for name in "ac" if world.agents[name].leases}
+    assert first == {"c"}
+    while not world.agents["a"].leases and world.now < 120:
+        world.run(0.1)
+    assert world.agents["a"].leases, "asked for again"
 
 
 def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):

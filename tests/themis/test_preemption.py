@@ -57,6 +57,10 @@ def test_a_new_app_has_its_share_within_the_notice():
     tokens = {gpu: view.token for gpu, view in first.leases.items()}
     ends = {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases}
     cluster.notices.clear()
+    cluster.join("idle", Job(0))
+    cluster.wait(2 * SETTINGS.answer_s + 1)
+    assert not cluster.notices and {lease.gpu: lease.expires for lease in cluster.arbiter.state.leases} == ends
+    cluster.leave("idle")
     cluster.join("b", Job(8))
     assert not cluster.holds("b"), "nothing is taken without notice"
     assert {n.within for n in cluster.notices if isinstance(n, Leave)} == {SETTINGS.notice_s}

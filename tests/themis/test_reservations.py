@@ -8,7 +8,7 @@ import pytest
 
 from tests.themis.cluster import SETTINGS, Cluster, Job
 from themis_bridge import messages as m
-from themis_bridge.agent import Gained
+from themis_bridge.agent import Agent, Gained
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.locality import Gpu
 
@@ -40,9 +40,11 @@ def test_who_waits_has_its_gpu_as_soon_as_there_is_room_and_a_whole_lease(dies):
     assert state.leases.get("g0").expires > cluster.now + SETTINGS.lease_s / 2 - 2
 
 
-@pytest.mark.parametrize(("memory", "gets"), [(1.0, {"g0"}), (2.0, set()), (3.0, set())])
-def test_what_one_app_cannot_have_goes_to_one_that_asks_for_less(memory, gets):
-    cluster = waiting(2.0)
+@pytest.mark.parametrize(
+    ("asks", "memory", "gets"), [(2.0, 1.0, {"g0"}), (2.0, 2.0, set()), (2.0, 3.0, set()), (0.0, None, set())]
+)
+def test_what_one_app_cannot_have_goes_to_one_that_asks_for_less(asks, memory, gets):
+    cluster = waiting(asks)
     cluster.join("b", memory=memory)
     cluster.wait(1)
     assert cluster.holds("b") == gets
@@ -69,3 +71,17 @@ def test_a_reservation_of_an_app_that_is_gone_is_withdrawn(how):
         cluster.silent.add("a")
         cluster.wait(25)
     assert cluster.holds("b") == {"g0"}
+
+
+def test_a_lease_that_is_promised_before_it_is_known_to_wait_goes_to_its_heir():
+    # Seen: the promise lasted for as long as something outside had the GPU, and counted as a GPU of its heir.
+    cluster = Cluster(2)
+    for name in ("a", "b"):
+        cluster.agents[name] = Agent(name, name, Job(2), bundle={"GPU": 1.0})
+        cluster.arbiter.handle(cluster.agents[name].heartbeat(), 0.0)
+        cluster.arbiter.handle(m.Tick(), 0.0)
+    (promised,) = (lease for lease in cluster.arbiter.state.leases if lease.heir == "b")
+    cluster.impossible = {(promised.gpu, "a"), (promised.gpu, "b")}
+    cluster.send()
+    (waits,) = (lease for lease in cluster.arbiter.state.leases if lease.state == "waiting")
+    assert (waits.gpu, waits.app) == (promised.gpu, "b") and waits.token > promised.token

@@ -27,8 +27,8 @@ CREATE_S = 5.0
 LOOK_S = 0.05
 #: Seconds between two lines of the log about calls that fail.
 LOG_S = 5.0
-#: The longest pause, s: so long a reservation that waited may be there before its app is told.
-PAUSE_S = 5.0
+#: The longest pause, s: so long a reservation that waited may be there before its app is told; and before it waits.
+PAUSE_S, ASKED_PAUSE_S = 5.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Group:
     since: float = math.inf
     #: When it is attended to next.
     due: float = 0.0
-    #: The exception that the last call raised; "" if it raised none.
+    #: The exception that the last call raised; "" if it raised none. And when calls began to raise.
     why: str = ""
+    failing: float = math.inf
 
 
 class Groups:
@@ -84,7 +85,7 @@ class Groups:
     @property
     def trouble(self) -> str:
         """The failure that lasts longest, for people; "" if no call fails."""
-        failing = [(group.since, key, group) for key, group in list(self._known.items()) if group.why]
+        failing = [(group.failing, key, group) for key, group in list(self._known.items()) if group.why]
         if not failing:
             return ""
         since, (app, gpu, _), worst = min(failing, key=lambda each: each[0])
@@ -111,7 +112,7 @@ class Groups:
                 self._known[key] = Group()
         for key, group in self._known.items():
             if not wanted.get(key) and not group.ends:
-                group.ends, group.since, group.due = True, began, began
+                group.ends, group.since, group.due, group.why = True, began, began, ""
             if group.due <= began:
                 events += self._attend(key, group, None if group.ends else wanted[key])
                 if self._clock() - began >= seconds:
@@ -125,12 +126,13 @@ class Groups:
             state, group.why = self._call(key, group, need), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
+            group.failing = group.failing if group.why else self._clock()
             state, group.why = "", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         now = self._clock()
         group.since = min(group.since, now)
         # Each pause is as long as it has lasted so far; but what was asked for just now is looked at soon.
         lasts = now - group.since if state or group.why else 0.0
-        group.due = now + min(max(LOOK_S, lasts), PAUSE_S)
+        group.due = now + min(max(LOOK_S, lasts), PAUSE_S if group.ends or group.late else ASKED_PAUSE_S)
         if state == reservations.REMOVED:
             group.ends, group.gone, group.due = True, True, math.inf
             return [m.Removed(gpu, token)]

@@ -151,6 +151,14 @@ class Tenant:
             with self._lock:
                 heard = self._agent.heartbeat()
             answer = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
+            # Before the agent takes the answer: if one fails, the arbiter tells it once more.
+            groups = {each.token: reservations.by_id(each.group) for each in getattr(answer, "leases", ())}
+            with self._lock:
+                notices = self._agent.take(answer)
+                for notice in notices:
+                    if isinstance(notice, Gained):
+                        self._groups[notice.gpu.id].append((notice.token, groups[notice.token]))
+                self._notices += notices
         except WrongArbiter as error:
             raise ThemisError(_plain(error)) from None
         except ThemisError as error:
@@ -160,13 +168,6 @@ class Tenant:
         except Exception as error:
             # Whatever Ray raises at one place, it may not raise again; without the agent the job would lose its leases.
             return f"the arbiter does not answer: {type(error).__name__}: {error}"
-        with self._lock:
-            notices = self._agent.take(answer)
-            for notice in notices:
-                if isinstance(notice, Gained):
-                    group = reservations.by_id(self._agent.leases[notice.gpu.id].group)
-                    self._groups[notice.gpu.id].append((notice.token, group))
-            self._notices += notices
         refused = isinstance(answer, m.Refused)
         # The arbiter may have taken the driver for dead, because Ray has removed its sign of life.
         self._unsure = refused or any(isinstance(notice, Lost) for notice in notices)
@@ -186,8 +187,8 @@ class Tenant:
                 "this job again"
             )
         if self._life is None or reservations.is_gone(self._agent.life):
-            self._life = reservations.sign_of_life()
-            self._agent.life = reservations.id_of(self._life)
+            life = reservations.sign_of_life()
+            self._agent.life, self._life = reservations.id_of(life), life
 
 
 def _plain(error: ThemisError) -> str:
