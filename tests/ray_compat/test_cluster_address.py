@@ -40,7 +40,11 @@ def test_where_there_is_none(alone: Path, capfd: pytest.CaptureFixture[str]) -> 
 def test_one_that_has_ended_or_hangs(
     by: str, silent: str, alone: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = {silent: "answers no client within 3 s", "127.0.0.1:1": "does not answer (", "x:1:2": "is no Ray cluster at"}
+    said = {
+        silent: "answers no client within 3 s",
+        "127.0.0.1:1": "does not answer (",
+        "x:1:2": " Ray cluster at ",
+    }
     for address, words in said.items():
         if by == "ray start":
             (alone / "ray_current_cluster").write_text(address)
@@ -50,7 +54,9 @@ def test_one_that_has_ended_or_hangs(
             join(address if by == "--address" else "auto")
         assert words in str(found.value)
         assert ("RAY_ADDRESS is" in str(found.value)) == (by == "RAY_ADDRESS")
-        assert ("`ray stop` forgets" in str(found.value)) == (by == "ray start" and "does not answer" in words)
+        assert ("`ray stop` forgets" in str(found.value)) == (
+            by == "ray start" and "does not answer" in str(found.value)
+        )
     assert capfd.readouterr() == ("", "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_a_signal_leaves_no_process_and_a_run_that_is_restored(number: int, tmp_
         assert driver.poll() is None, driver.communicate()[0][-3000:]
         below = psutil.Process(driver.pid).children(recursive=True)
         # Ray's own agents may outlive a driver by more than half a minute, under stock Ray Tune as well.
-        agents = [each for each in below if each.name() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent")]
+        named = re.compile(r"ray::(Dashboard|RuntimeEnv)Agent|/(dashboard/agent|runtime_env/agent/main)\.py")
+        agents = [each for each in below if named.search(" ".join(each.cmdline()))]
         below = [each for each in below if each not in agents]
         driver.send_signal(number)
         said, _ = driver.communicate(timeout=60)

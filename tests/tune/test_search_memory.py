@@ -214,7 +214,9 @@ def played(kind: str, folder: Path, kills: set[int], period: int) -> tuple[dict[
 
 
 @pytest.mark.parametrize("period", [1, 7, 10_000])
-@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.pb2) if kind == "pb2" else kind for kind in SCHEDULERS]
+)
 def test_a_killed_search_decides_as_one_that_is_not(kind: str, period: int, tmp_path: Path) -> None:
     expected, count = played(kind, tmp_path, set(), period)
     assert sum(map(len, expected.values())) > 30

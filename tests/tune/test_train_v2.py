@@ -114,9 +114,9 @@ def test_a_killed_trial_is_retried_and_nothing_is_left_of_the_first_attempt(trai
     assert_trials_left_nothing()
 
 
-def test_a_train_function_with_five_changed_lines_grows(no_ray: None, tmp_path: Path) -> None:
+def test_a_train_function_with_three_changed_lines_grows(no_ray: None, tmp_path: Path) -> None:
     example = ROOT / "examples" / "digits_train.py"
-    assert sum(line.endswith("# elastic") for line in example.read_text().splitlines()) == 5
+    assert sum(line.endswith("# elastic") for line in example.read_text().splitlines()) == 3
     script = [str(example), "--samples", "1", "--epochs", "100"]
     stock, ours = run_both_ways(script, lambda name: ["--storage", str(tmp_path / name)], r"best accuracy (\S+)", 400)
     assert float(stock) == pytest.approx(float(ours), abs=0.01), (stock, ours)
