@@ -25,10 +25,9 @@ AFTER_FAILURE = 0.5
 #: first iterations allocate what stays, and later ones do not differ.
 FIRST, GROUP = 3, 10
 #: The bytes that a CUDA context is taken to hold where NVML cannot say, and for each worker that may come to a device
-#: with lanes: all of its workers must name the same capacity, so none can name it by what it has measured. A
-#: context was said to take 300 to 600 MiB. It was not measured on an H100 yet, where it may take more with cuBLAS and
-#: cuDNN; ``python -m benchmarks.gpu.probes context`` measures it.
-CONTEXT = 600 << 20
+#: with lanes: all of its workers must name the same capacity, so none can name it by what it has measured. Measured
+#: with cuBLAS on an H200 by ``benchmarks.gpu.probes context``: 676 to 684 MiB (docs/results/gpu-h200-probes.jsonl).
+CONTEXT = 700 << 20
 
 #: What failed allocations are called by torch and CuPy (OutOfMemoryError) and TensorFlow (ResourceExhaustedError).
 _MEMORY_ERRORS = ("OutOfMemoryError", "ResourceExhaustedError")

@@ -28,6 +28,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fluidtune.cluster.forks.preload import CUDA_DRIVER, cuda_started, loaded_library
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.group_facts import GroupFacts
 from salus_share.memory import CONTEXT, is_out_of_memory
@@ -262,13 +263,76 @@ def ray_parts(device: str) -> Answer:
         for worker in workers:
             ray.kill(worker)
         remove_placement_group(group)
+    # For the record: by Ray's settings it sees all GPUs or none, as under stock Ray Tune.
     found["without_a_gpu"] = ray.get(actor.options(num_cpus=1).remote().sees.remote(), timeout=2 * CHILD_S)
     ray.shutdown()
     return found
 
 
 def ray_parts_are_right(answer: Answer) -> bool:
-    return all(answer[f"of_{parts}"] == parts for parts in (4, 6, 7)) and not answer["without_a_gpu"][1]
+    return all(answer[f"of_{parts}"] == parts for parts in (4, 6, 7))
+
+
+def _sum_on(pipe: Connection, device: str) -> None:
+    import torch
+
+    try:
+        pipe.send(float(torch.ones(4, device=device).sum()))
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def forks(device: str) -> Answer:
+    """What `fluidtune.cluster.forks` relies on: CUDA is loaded by an import, not started, and works in a fork."""
+    import torch
+
+    driver = loaded_library(CUDA_DRIVER)
+    found: Answer = {"loaded": driver is not None, "started_by_the_import": cuda_started(driver)}
+    for moment in ("child", "child_after_the_start"):
+        ours, theirs = multiprocessing.get_context("fork").Pipe()
+        process = multiprocessing.get_context("fork").Process(target=_sum_on, args=(theirs, device))
+        process.start()
+        theirs.close()
+        found[moment] = answer_of(ours, process)
+        process.kill()
+        torch.ones(1, device=device)
+    return found | {"started_after_the_start": cuda_started(loaded_library(CUDA_DRIVER))}
+
+
+def forks_are_right(answer: Answer) -> bool:
+    return not answer["started_by_the_import"] and answer["child"] == 4.0 and answer["started_after_the_start"]
+
+
+def starts(device: str) -> Answer:
+    """Seconds of what a new process does on a GPU before its second step."""
+    began = time.perf_counter()
+    import torch
+
+    found: Answer = {}
+
+    def note(what: str) -> None:
+        nonlocal began
+        if device != "cpu":
+            torch.cuda.synchronize()
+        found[what], began = round(time.perf_counter() - began, 2), time.perf_counter()
+
+    found["import_s"], began = round(time.perf_counter() - began, 2), time.perf_counter()
+    x = torch.ones(512, 512, device=device)
+    note("context_s")
+    x @ x
+    note("cublas_s")
+    kind = device.partition(":")[0]
+    network = torch.nn.Conv2d(64, 64, 3, padding=1).to(device, memory_format=torch.channels_last)
+    images = torch.randn(128, 64, 32, 32, device=device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    note("optimizer_s")
+    for step in ("first_step_s", "second_step_s"):
+        with torch.autocast(kind, torch.float16, enabled=kind == "cuda"):
+            loss = network(images).square().mean()
+        loss.backward()
+        optimizer.step()
+        note(step)
+    return found
 
 
 def visible(device: str) -> Answer:
@@ -476,13 +540,17 @@ def _all_known(answer: Answer) -> bool:
 
 
 PROBES: dict[str, Probe] = {
-    "context": Probe(context, "a CUDA context is no larger than 600 MiB", context_is_right),
+    "context": Probe(context, "a CUDA context is no larger than is assumed", context_is_right),
     "pair": Probe(
         pair,
         "NCCL refuses a leader and a follower on one GPU, and both hear it",
         lambda answer: all("Duplicate GPU" in str(each) for each in answer["ends"]),
         limit=60.0,
     ),
+    "forks": Probe(
+        forks, "an import loads CUDA without starting it, and a fork then uses the GPU", forks_are_right, limit=60.0
+    ),
+    "starts": Probe(starts, "seconds of a process' start on a GPU", lambda answer: None, limit=60.0, cores=True),
     "visible": Probe(visible, "CUDA_VISIBLE_DEVICES by UUID and by number are NVML's GPU", visible_is_right),
     "full": Probe(full, "a library that finds no memory is known by its error", _all_known),
     "loader": Probe(
@@ -507,7 +575,7 @@ PROBES: dict[str, Probe] = {
     ),
     "ray_parts": Probe(
         ray_parts,
-        "a GPU's 4, 6 and 7 equal parts all have a worker, and a worker without a GPU sees none",
+        "a GPU's 4, 6 and 7 equal parts all have a worker",
         ray_parts_are_right,
         limit=90.0,
         cores=True,

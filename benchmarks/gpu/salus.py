@@ -1,4 +1,4 @@
-"""What Salus does on a real GPU. It has not been run on one: none was available when it was written.
+"""What Salus does on a real GPU. Two of its parts have run on one, with ``--quick`` (docs/gpu.md).
 
 ``python -m benchmarks.gpu.salus --json [--quick] [--only PART] [--rehearse]``. Needs torch with CUDA, pynvml, psutil,
 and no Ray. Parts, each in processes of its own:

@@ -24,11 +24,10 @@ from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.loaded_model import LoadedModel, Outcome, Packed, Samples, failed, in_a_line
 from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.winners import Winner, mark_of
+from salus_share.memory import CONTEXT
 from symphony_serve.errors import ServeError
 
 MODEL_PROCESS = __name__
-#: Bytes of a GPU that a process takes before it has a tensor there. Judgement: CUDA's context with torch's kernels.
-CONTEXT = 500 << 20
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,11 @@ def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(setti
 @pytest.mark.parametrize(
     ("mib", "workers", "said"),
     [
-        (16384, 33, "at most 13"),
-        (16384, 27, "at most 13"),
-        (4864, 9, "at most 4"),
-        (9728, 17, "at most 8"),
-        (600, 1, "leave"),
+        (16384, 33, "at most 11"),
+        (16384, 22, "at most 11"),
+        (4864, 7, "at most 3"),
+        (9728, 13, "at most 6"),
+        (700, 1, "leave"),
     ],
 )
 def test_trials_whose_contexts_fill_a_gpu_are_refused_before_they_train(
@@ -153,10 +153,10 @@ def test_trials_whose_contexts_fill_a_gpu_are_refused_before_they_train(
     cuda.total = mib * MB
     with pytest.raises(FluidTuneError, match=f"{workers} trials on a GPU of {mib} MiB.*fill it; {said}"):
         LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
-    cuda.total = workers * 1200 * MB
+    cuda.total = workers * 2 * CONTEXT
     member = LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
     turns(member)
-    # Its own context of 600 MiB and the margin, of the half that the contexts of all leave.
+    # Its own context and the margin, of the half that the contexts of all leave.
     assert member.need is not None and member.need[0] == pytest.approx(1.1 / workers)
 
 

@@ -7,14 +7,15 @@ newest release. Every other package a child imports itself, as a new process doe
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fluidtune.code_origin import is_installed
 from fluidtune.ray_compat import worker_program
@@ -51,6 +52,10 @@ LISTED: dict[str, tuple[str, ...]] = {
 }
 #: Variables that may differ all the same: Ray reads these later, and torch its NVML switch at each look.
 MAY_DIFFER = {"PYTORCH_NVML_BASED_CUDA_CHECK", *worker_program.READ_LATER}
+#: What CUDA's driver is called, and what it answers where ``cuInit`` was not called: CUDA_ERROR_NOT_INITIALIZED in the
+#: documentation of its API.
+CUDA_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3
 #: What every worker of FluidTune's imports.
 _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.hosting.worker")
 #: Packages that import Ray.
@@ -124,20 +129,20 @@ def unfit() -> str | None:
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "an import has started a process"
-    opened = cuda_opened()
-    return None if opened is None else f"an import {opened}"
+    return "an import has started CUDA" if cuda_started(loaded_library(CUDA_DRIVER)) else None
 
 
-def cuda_opened(proc: str = "/proc/self") -> str | None:
-    """In words, that this process has opened CUDA, so that no child of it can use the GPU; None: it has not."""
+def cuda_started(driver: Any) -> bool:
+    """Whether this process has started CUDA, so that no child of it can use the GPU. ``driver``: CUDA's; None: none.
+
+    The driver says so itself. An import that only loads it, as torch's does on a machine with a GPU, starts nothing.
+    """
+    context = ctypes.c_void_p()
+    return driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) != _NOT_INITIALIZED
+
+
+def loaded_library(library: str) -> ctypes.CDLL | None:
+    """The library, if this process has loaded it. It is not loaded for this."""
     with suppress(OSError):
-        for descriptor in os.listdir(f"{proc}/fd"):
-            with suppress(OSError):
-                target = os.readlink(f"{proc}/fd/{descriptor}")
-                if target.startswith("/dev/nvidia"):
-                    return f"has opened {target}"
-    with suppress(OSError):
-        for line in Path(f"{proc}/maps").read_text().splitlines():
-            if Path(line.split(maxsplit=5)[-1]).name.startswith("libcuda.so"):
-                return "has loaded CUDA's driver (libcuda)"
+        return ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)
     return None

@@ -17,7 +17,7 @@ from salus_share.telemetry import DeviceSample, Telemetry
 #: sixth of a second to second, depending on the product; a shorter period would ask for the same figure again.
 SAMPLE_S = 2.0
 #: Bytes of a GPU's memory that others hold at least where another process computes on it. A CUDA context takes 300 to
-#: 600 MiB; what a driver or MPS keeps for itself is less.
+#: 700 MiB; what a driver or MPS keeps for itself is less (71 MiB on an H200).
 NEIGHBOUR = 256 << 20
 #: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
 #: the documentation of its runtime.
