@@ -125,7 +125,7 @@ nitpick_ignore_regex = [(r"py:.*", r".*")]
 llms_txt_title = "FluidTune"
 llms_txt_summary = (
     "Runs Ray Tune scripts unedited: forked processes, trials that share a GPU and grow over several as they train, a "
-    "fair share for each job of a cluster, the best trial as a service. One GPU has run it for minutes. Agents: read `agents`."
+    "fair share for each job of a cluster, the best trial as a service. One GPU has run it. Agents: read `agents`."
 )
 # Pages of public names are made from docstrings: their sources say nothing.
 llms_txt_exclude = ["reference/api/*"]

@@ -26,7 +26,7 @@ from fluidtune.engine.trial import ROUNDING, Trial
 from fluidtune.engine.width_rules import most_sharing
 from fluidtune.planning.loads import PACKING_THRESHOLD, marginal_benefit
 
-#: The largest c that is tried if the shell does not say less.
+#: The largest c that is tried if the shell does not say less. Judgement: for this a device reserves four trials' cores.
 SEARCH_LIMIT = 4
 #: The part of a device's memory that may be given out.
 MEMORY = 0.95

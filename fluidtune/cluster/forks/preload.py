@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import ModuleType
 from typing import Any
@@ -52,8 +52,7 @@ LISTED: dict[str, tuple[str, ...]] = {
 }
 #: Variables that may differ all the same: Ray reads these later, and torch its NVML switch at each look.
 MAY_DIFFER = {"PYTORCH_NVML_BASED_CUDA_CHECK", *worker_program.READ_LATER}
-#: What CUDA's driver is called, and what it answers where ``cuInit`` was not called: CUDA_ERROR_NOT_INITIALIZED in the
-#: documentation of its API.
+#: CUDA's driver, and what it answers before a call of ``cuInit``: CUDA_ERROR_NOT_INITIALIZED in its documentation.
 CUDA_DRIVER = "libcuda.so.1"
 _NOT_INITIALIZED = 3
 #: What every worker of FluidTune's imports.
@@ -99,10 +98,9 @@ def _in_order(names: list[str]) -> tuple[list[str], list[str]]:
     return first, [name for name in names if name.partition(".")[0] in _WITH_RAY]
 
 
-def fill(names: Iterable[str]) -> dict[str, str]:
+def fill(names: Sequence[str]) -> dict[str, str]:
     """Import the modules in this order. Returns which of them could not be imported, with the reason."""
     failed: dict[str, str] = {}
-    names = list(names)
     with ExitStack() as meanwhile:
         if any(name.partition(".")[0] in _WITH_RAY for name in names):
             from fluidtune.ray_compat.random_ids import undrawn
