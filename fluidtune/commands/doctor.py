@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluidtune.slurm import allocation
+
+if TYPE_CHECKING:
+    from fluidtune.cluster.forks.fork_server import ForkServer
 
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
 #: run without it.
@@ -28,6 +31,8 @@ RAYS_DISK = 0.95
 SHARED_MEMORY = 1 << 30
 
 
+#: What is said where there is no fork server.
+PLAIN = "each process of a trial is a plain new one, which takes longer: {}"
 #: How another folder is set.
 SETS = {"Ray": "RAY_TMPDIR", "results": "RunConfig(storage_path=...)"}
 
@@ -36,6 +41,7 @@ def checks() -> Iterator[Check]:
     """All checks, in the order of the command's lines."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
+    server = _begun()
     yield from looked("ray", _ray)
     yield from looked("slurm", _slurm)
     yield from looked("cluster", _cluster)
@@ -43,7 +49,7 @@ def checks() -> Iterator[Check]:
     yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
     yield from looked("memory", lambda: memory_check(_shared_memory()))
     yield from looked("torch", _torch)
-    yield from looked("fork server", _forks)
+    yield from looked("fork server", lambda: _forks(server))
     yield from looked("serve", _serve)
     yield from looked("gpu", _gpus)
     yield from looked("mps", _mps)
@@ -175,23 +181,30 @@ def _torch() -> Check:
     return "torch", "gloo" in backends, found + ("" if "gloo" in backends else "; type: pip install torch")
 
 
-def _forks() -> Check:
-    """A fork server is really started. Without one, processes are plain."""
+def _begun() -> ForkServer | Check:
+    """A fork server that imports torch from now on, as one of a job does; or what is to be said where none starts."""
     try:
         from fluidtune.cluster.forks.fork_server import ForkServer
         from fluidtune.cluster.forks.nodes import obstacle
-    except ImportError as error:
+
+        if why := obstacle({}):
+            return "forks", None, PLAIN.format(why)
+        server = ForkServer(["torch"] if find_spec("torch") else [], os.environ)
+        server.begin()
+        return server
+    except (ImportError, OSError) as error:
         return "forks", None, f"not checked ({error})"
-    why = obstacle({})
-    if why is None:
-        began = time.perf_counter()
-        server = ForkServer([], os.environ)
-        why = server.finish([], {}).why
-        server.stop()
-    if why is not None:
-        return "forks", None, f"each process of a trial is a plain new one, which takes longer: {why}"
-    seconds = time.perf_counter() - began
-    return "forks", True, f"a fork server was ready after {seconds:.1f} s; processes are forked from it"
+
+
+def _forks(begun: ForkServer | Check) -> Check:
+    """Without a fork server, processes are plain."""
+    if isinstance(begun, tuple):
+        return begun
+    state = begun.finish([], {})
+    begun.stop()
+    if state.why is not None:
+        return "forks", None, PLAIN.format(state.why)
+    return "forks", True, f"processes are forked from a server that has imported {state.modules} modules"
 
 
 def _gpus() -> Iterator[Check]:
