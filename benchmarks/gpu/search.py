@@ -204,6 +204,14 @@ def of_the_log(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "utilisation": sum(busy) / len(busy) if busy else None, "lost": lost}
 
 
+def unfinished(side: str, run: Path, seconds: float) -> dict[str, Any]:
+    """What a side had done when it was ended after ``seconds`` of its process. ``run``: its folder."""
+    reported = sum(len(path.read_text().splitlines()) for path in run.glob("*/result.json"))
+    found = {"side": side, "ended_after": seconds, "iterations": reported, "best": None, "idle": None, "errors": []}
+    log = run / EVENT_LOG_NAME
+    return {**found, **(of_the_log(read_events(log)) if log.exists() else {})}
+
+
 def keep_run(run: Path, kept: Path) -> None:
     """Copy the event log, the summary and the pictures of a run under FluidTune, if there is one, to ``kept``."""
     files = [run / EVENT_LOG_NAME, run / "summary.json", *run.glob("*.png")]
