@@ -22,6 +22,7 @@ from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
 from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
+from fluidtune.memory_trim import one_heap
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, folder_of, run_config, tune_config
 from fluidtune.tune import extension
 from fluidtune.tune.executor import FluidExecutor
@@ -199,6 +200,7 @@ def _ready(executor: FluidExecutor) -> None:
     if not ray.is_initialized():
         if os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1":  # Tune starts none then, and says so
             return
+        one_heap()
         with ray_starts(executor, {}):
             ray.init()
     spec = DeviceSpec.parse(executor.devices)

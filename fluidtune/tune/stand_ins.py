@@ -79,8 +79,10 @@ def around_init(executor: FluidExecutor | None) -> None:
     import ray
 
     from fluidtune import hash_seed
+    from fluidtune.memory_trim import one_heap
 
     hash_seed.provide()
+    one_heap()
     init = ray.init
 
     @functools.wraps(init)
