@@ -38,8 +38,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import Batching, Model, ModelSide
 from symphony_serve.profiles import Profile
 
-_NONE: frozenset[int] = frozenset()
-
 
 class Scheduler:
     """Decides for requests to ``models`` which batches run on which GPUs, and when.
@@ -212,7 +210,7 @@ class Scheduler:
         offer: Offer | None,
         now: float,
         out: list[Instruction],
-        named: frozenset[int] = _NONE,
+        named: frozenset[int] = frozenset(),
         reason: Reason = Reason.LATE,
     ) -> None:
         """Hand a model's new offer on. Refuse what it has given up; late requests that are ``named`` for ``reason``."""

@@ -22,10 +22,6 @@ from themis_bridge.shell import control
 HERE = "tests.serving.runs"
 
 
-def test_the_function_that_is_named():
-    assert loader(f"{HERE}:load") is runs.load
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
