@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from benchmarks.common import finish, parser, result, say
 from benchmarks.placement.gpu_shares import MIG, Segment, SharedModel, plan_shares
 
-#: Batches end within this part of half the SLO. Source: ParvaGPU's code, ../spec/duels.md.
+#: Batches end within this part of half the SLO. Source: ParvaGPU's code.
 MARGIN = 0.9
-#: Size in GPCs -> slices of memory, and the slots at which an instance may begin. Source: ../spec/duels.md.
+#: Size in GPCs -> slices of memory, and the slots at which an instance may begin. Source: NVIDIA's MIG user guide.
 PLACES = {7: (8, {0}), 4: (4, {0}), 3: (4, {0, 4}), 2: (2, {0, 2, 4}), 1: (1, set(range(7)))}
 
 

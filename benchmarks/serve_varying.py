@@ -22,7 +22,17 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.serve_twin import MeasuredSimulation
-from symphony_serve.messages import BatchTook, Dispatch, GpuJoined, Instruction, Request, Server, Suspect
+from symphony_serve.messages import (
+    BatchTook,
+    Dispatch,
+    Event,
+    GpuJoined,
+    GpuLost,
+    Instruction,
+    Request,
+    Server,
+    Suspect,
+)
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
@@ -47,6 +57,8 @@ class VaryingSimulation(MeasuredSimulation):
         self._takes = takes
         #: (GPU, token) of GPUs whose batch was given up and still runs.
         self._suspects: set[tuple[int, int]] = set()
+        #: What is still to be told of them.
+        self._lost: list[Event] = []
         super().__init__(server, gpus, requests, warm_up, measured)
 
     def _end_of(self, batch: Dispatch) -> float:
@@ -59,9 +71,15 @@ class VaryingSimulation(MeasuredSimulation):
         # The batch that the GPU runs goes on. What was sent behind it does not run.
         gpu = instruction.gpu
         self._suspects.add((gpu, instruction.token))
-        behind = sorted(one.plan for _, _, one in self._running if one.gpu == gpu)[1:]
+        first, *behind = sorted(one.plan for _, _, one in self._running if one.gpu == gpu)
+        self._lost.append(GpuLost(gpu, frozenset({first})))
         self._running = [one for one in self._running if one[2].gpu != gpu or one[2].plan not in behind]
         heapq.heapify(self._running)
+
+    def _tell(self, event: Event, now: float) -> None:
+        super()._tell(event, now)
+        while self._lost:
+            super()._tell(self._lost.pop(), now)
 
     def _end_batch(self, end: float, number: int, batch: Dispatch) -> None:
         if (batch.gpu, batch.token) not in self._suspects:

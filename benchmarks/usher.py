@@ -34,11 +34,11 @@ from benchmarks.placement.configurations import Configuration, NeedyModel, confi
 from benchmarks.placement.integer_program import Rows
 from benchmarks.placement.needs import BATCHES, Need
 
-#: Milliseconds. Source: USHER's table of models, ../spec/usher.md.
+#: Milliseconds. Source: USHER's table of models.
 SLOS_MS = (197, 284, 93, 108, 198, 116, 407, 14, 40, 64, 202, 405, 439, 116, 204, 217, 66, 35, 140, 834)
-#: Compute over memory -> part of the models up to there. Source: USHER's artefact, ../spec/usher.md.
+#: Compute over memory -> part of the models up to there. Source: USHER's artefact.
 RATIOS = {0.65: 0.20, 0.75: 0.22, 0.85: 0.40, 1.25: 0.43, 1.35: 0.52, 1.45: 0.75, 1.65: 0.80, 1.75: 1.0}
-#: GPUs that the models of a case keep busy. Source: ../spec/usher.md.
+#: GPUs that the models of a case keep busy. Of one to three nodes of eight.
 LOADS = (8, 12, 16, 20, 24)
 #: Percent of a GPU that gpulet gives. Source: casys-kaist/glet.
 SHARES = (20, 40, 50, 60, 80, 100)

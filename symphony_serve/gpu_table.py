@@ -95,10 +95,10 @@ class GpuTable:
         self._clear()
 
     def drop(self, gpu: int) -> list[Dispatch]:
-        """The GPU is gone. Returns what it has not answered."""
-        sent = list(self.gpus.pop(gpu).sent)
+        """The GPU is gone, if it was there. Returns what it has not answered."""
+        record = self.gpus.pop(gpu, None)
         self._clear()
-        return sent
+        return list(record.sent) if record is not None else []
 
     def _clear(self) -> None:
         """Have no pool without a GPU, but that of all models."""

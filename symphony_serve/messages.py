@@ -209,7 +209,7 @@ class Dispatch(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Instruction):
-    """The GPU has not answered for much longer than its batch takes. It counts as lost, with all of it begun."""
+    """The GPU has not answered for much longer than its batch takes. It gets no batch any more; say `GpuLost`."""
 
     gpu: int
     token: int

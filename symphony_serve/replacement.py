@@ -1,11 +1,11 @@
 """When models are placed anew on the devices of a service, and by which loads and unloads. It is pure.
 
-Events go into `handle`, and the state after it comes out, with what the shell must do. The search itself is not here:
-`placement.replanning` has it. Where not all models have room, `making_room` says which one comes when it is asked. A
-placement is changed in steps, so that a device never holds more bytes than its memory, models that load and that are
-unloaded among them; and no model that is to stand somewhere is unloaded from its last device while there is another
-way. docs/placement.md draws the table of transitions, and a test holds the two equal. All times are seconds, all rates
-requests per second, all memory is bytes.
+Events go into `handle`, and the state after it comes out, with what the shell must do. Where the models are to stand is
+said by a search (`placement.replanning`) or, of versions of one model, by those that are wanted (`Wanted`). Where not
+all models have room, `making_room` says which one comes when it is asked. A placement is changed in steps, so that a
+device never holds more bytes than its memory, models that load and that are unloaded among them; and no model that is
+to stand somewhere is unloaded from its last device while there is another way. docs/placement.md draws the table of
+transitions, and a test holds the two equal. All times are seconds, all rates requests per second, all memory is bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PHASES: dict[tuple[Phase, Phase], str] = {
     ("drifting", "settled"): "Rates",
     ("drifting", "searching"): "Rates, Down, Up",
     ("settled", "searching"): "Down, Up",
-    ("settled", "moving"): "Lost, Asked",
-    ("drifting", "moving"): "Lost, Asked",
-    ("searching", "moving"): "Found",
-    ("searching", "settled"): "Found, NotFound",
-    ("moving", "settled"): "Held, Dropped, NotHeld",
-    ("moving", "drifting"): "Held, Dropped, NotHeld",
+    ("settled", "moving"): "Lost, Asked, Wanted",
+    ("drifting", "moving"): "Lost, Asked, Wanted",
+    ("searching", "moving"): "Found, Wanted",
+    ("searching", "settled"): "Found, NotFound, Wanted",
+    ("moving", "settled"): "Held, Dropped, NotHeld, Wanted",
+    ("moving", "drifting"): "Held, Dropped, NotHeld, Wanted",
     ("moving", "searching"): "Down, Up",
 }
 #: A rate differs if one of the two is more than this many times the other. Judgement: devices are seldom so full that a
@@ -69,12 +69,12 @@ class Standing:
     sizes: bytes by model. memory: of each device. patience: rates must differ for so long before there is a search; as
     long as a change of the placement takes, so that it is never more than twice as late as the best (Karlin and others,
     "Competitive snoopy caching", 1988). planned: the rates of the latest search, and 0 of a model of which a copy has
-    left for another one since, so that its rate asks for a search. since: when rates began to differ.
-    search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
-    stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed:
-    models that stand nowhere because they did not load; they are left out until there is another search. fails: how
-    often in a row a model did not load: the more often, the longer until it is tried again, as that may cost others.
-    demands: how each model is asked.
+    left for another one since, so that its rate asks for a search. since: when rates began to differ. search: the
+    number of the latest search, while it goes on. target: where the models are to stand. placed: where they stood when
+    all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed: models
+    that stand nowhere because they did not load; they are left out until there is another search. fails: how often in a
+    row a model did not load: the more often, the longer until it is tried again, as that may cost others. demands: how
+    each model is asked.
     """
 
     sizes: Mapping[str, float]
@@ -145,6 +145,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Somebody says where the models are to stand. A search is over."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True)
 class NotFound:
     """The search of this number has failed."""
 
@@ -188,7 +195,7 @@ class Up(_OfDevice):
     """The device has a process again."""
 
 
-Event = Rates | Asked | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
+Event = Rates | Asked | Found | Wanted | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
 
 
 @dataclass(frozen=True)
@@ -232,6 +239,8 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
         return _rated(state, event)
     if isinstance(event, Asked):
         return _asked(state, event)
+    if isinstance(event, Wanted):
+        return _steps(replace(state, searching=False, target=event.placement, guests=frozenset()))
     if isinstance(event, Found | NotFound):
         if not state.searching or event.search != state.searches:
             return state, []  # The devices are others since.

@@ -38,8 +38,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import Batching, Model, ModelSide
 from symphony_serve.profiles import Profile
 
-_NONE: frozenset[int] = frozenset()
-
 
 class Scheduler:
     """Decides for requests to ``models`` which batches run on which GPUs, and when.
@@ -156,8 +154,21 @@ class Scheduler:
             self._gpus.close(gpu)
 
     def _gpu_lost(self, event: GpuLost, now: float, out: list[Instruction]) -> None:
-        if event.gpu in self._gpus.gpus:
-            self._lose(event.gpu, now, out, event.begun)
+        """What the GPU has not answered waits again, or is refused: what has lost two GPUs may be what ends them."""
+        sent = self._gpus.drop(event.gpu)
+        self._matching.spread()
+        for batch in sent:
+            side = self._sides[batch.model]
+            began = event.begun is None or batch.plan in event.begun
+            for request in batch.requests:
+                reason = self._open[request.id]
+                if reason is Reason.CANCELLED or (began and reason is not None):
+                    self._refuse(Refuse(request, reason), out)
+                else:
+                    self._open[request.id] = Reason.LOST_TWICE if began else reason
+                    side.former.add(request)
+            back = frozenset(request.id for request in batch.requests)
+            self._offer(side, side.offer(now), now, out, back, Reason.GPU_LOST)
 
     def _batch_done(self, event: BatchDone, now: float, out: list[Instruction]) -> None:
         over = self._gpus.answer(event.gpu, event.token, event.plan, now)
@@ -178,8 +189,8 @@ class Scheduler:
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
         self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: ask for it again.
         for gpu in self._gpus.suspects(now):
+            self._gpus.close(gpu)
             out.append(Suspect(gpu.id, gpu.token))
-            self._lose(gpu.id, now, out)
         while (due := self._matching.next(now)) is not None:
             side = self._sides[due.model]
             if isinstance(due, Expired):
@@ -193,30 +204,13 @@ class Scheduler:
                     out.append(dispatch)
                 self._offer(side, side.offer(now), now, out)
 
-    def _lose(self, gpu: int, now: float, out: list[Instruction], begun: frozenset[int] | None = None) -> None:
-        """What the GPU has not answered waits again, or is refused: what has lost two GPUs may be what ends them."""
-        sent = self._gpus.drop(gpu)
-        self._matching.spread()
-        for batch in sent:
-            side = self._sides[batch.model]
-            began = begun is None or batch.plan in begun
-            for request in batch.requests:
-                reason = self._open[request.id]
-                if reason is Reason.CANCELLED or (began and reason is not None):
-                    self._refuse(Refuse(request, reason), out)
-                else:
-                    self._open[request.id] = Reason.LOST_TWICE if began else reason
-                    side.former.add(request)
-            back = frozenset(request.id for request in batch.requests)
-            self._offer(side, side.offer(now), now, out, back, Reason.GPU_LOST)
-
     def _offer(
         self,
         side: ModelSide,
         offer: Offer | None,
         now: float,
         out: list[Instruction],
-        named: frozenset[int] = _NONE,
+        named: frozenset[int] = frozenset(),
         reason: Reason = Reason.LATE,
     ) -> None:
         """Hand a model's new offer on. Refuse what it has given up; late requests that are ``named`` for ``reason``."""

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.placement.integer_program import Rows, Solution
 from symphony_serve.errors import ServeError
 
-#: A request waits for the batch that runs, and then for its own. Source: gpulet's rule (../spec/usher.md).
+#: A request waits for the batch that runs, and then for its own. Source: gpulet's rule.
 BATCHES_OF_A_REQUEST = 2
 #: No plan is made for more GPUs: each is listed.
 MOST_SHARED_GPUS = 100_000

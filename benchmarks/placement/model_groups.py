@@ -1,7 +1,7 @@
 """Which models are packed together: groups of up to four, so that compute-heavy ones meet memory-heavy ones.
 
 A model's *lean* is its mean need of compute less that of memory. Two models suit each other if their leans cancel out.
-The rules are USHER's (OSDI'24), pairing as ../spec/usher.md corrects it.
+The rules are USHER's (OSDI'24), paired as docs/placement.md says.
 """
 
 from __future__ import annotations

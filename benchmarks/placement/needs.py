@@ -1,6 +1,6 @@
 """What a replica of a model needs of a GPU at each batch size: compute, memory, bandwidth, and the seconds of a batch.
 
-The rules are USHER's (Shubha, Shen, Iyer, OSDI'24) as ../spec/usher.md corrects them.
+The rules are USHER's (Shubha, Shen, Iyer, OSDI'24); docs/placement.md tells them.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from symphony_serve.errors import Refused
-
 if TYPE_CHECKING:
     from starlette.responses import Response
 
@@ -78,11 +76,6 @@ class Said(Exception):
 def refused(code: str, text: str, retry_s: float | None = None, closes: bool = False) -> Said:
     """A 503. retry_s: seconds until there may be an answer, if it is a matter of load."""
     return Said(503, code, text, AGAIN_S if retry_s is None else max(1, math.ceil(retry_s)), closes)
-
-
-def of_server(error: Refused, retry_s: float) -> Said:
-    """retry_s: seconds after which a request might be answered."""
-    return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
 
 def in_protocol(path: str) -> bool:

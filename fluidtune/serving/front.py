@@ -30,7 +30,6 @@ from fluidtune.serving.answers import (
     as_json,
     in_protocol,
     inference,
-    of_server,
     refused,
     route,
 )
@@ -143,7 +142,8 @@ class Front:
         if devices is not None and (comes_in := devices.comes_in(key)) is not None:
             return refused("loading", f"model {key} is not in memory; to load it takes {comes_in:.1f} s", comes_in)
         there = server is not None and key in self._life.rollouts.answering
-        return of_server(error, server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
+        retry_s = server.wait(key) if there else self._setting.slo  # type: ignore[union-attr]
+        return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
     def _key(self, name: str, asked: Route | None, number: str) -> str:
         """Of the model and version that answer the request with this id.

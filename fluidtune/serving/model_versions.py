@@ -2,8 +2,8 @@
 
 A version is a checkpoint of a trial, with a number from 1. At most two are loaded at a time. An event goes into
 `handle`, and the service after it comes out. What there must be for it, such as processes, is read off the service
-(`Service.loaded`); the shell (`rollouts`) brings it about. docs/serving-decisions.md shows the tables as diagrams, and
-a test holds the two equal.
+(`Service.loaded`), and `symphony_serve.replacement` says in which order that comes about. docs/serving-decisions.md
+draws the table, and a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -16,24 +16,12 @@ from typing import Any, Literal
 from symphony_serve.errors import ServeError
 
 #: ``one``: one version is loaded. ``loading``: another one loads, or is measured. ``canary``: another one answers its
-#: share of the requests. ``moved``: the newer one answers all, and the one before is kept.
+#: share of the requests. ``moved``: the newer one answers all, and the one before is kept. It is read off the versions.
 Phase = Literal["one", "loading", "canary", "moved"]
 
 #: ``loading``: its processes start. ``measuring``: its batches are timed. ``refused``: it could not serve. ``serving``:
 #: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process.
 State = Literal["loading", "measuring", "refused", "serving", "canary", "kept", "ended"]
-
-#: Every change of the service, with the events that cause it; no other event may. It begins as ``one``.
-PHASES: dict[tuple[Phase, Phase], str] = {
-    ("one", "loading"): "Deploy, Restored",
-    ("moved", "loading"): "Deploy",
-    ("loading", "canary"): "Measured",
-    ("loading", "moved"): "Measured",
-    ("loading", "one"): "Failed, Rollback",
-    ("canary", "moved"): "Promote",
-    ("canary", "one"): "Rollback",
-    ("moved", "one"): "Rollback",
-}
 
 #: Every change of a version. The first one begins as ``serving``, the others as ``loading``.
 STATES: dict[tuple[State, State], str] = {

@@ -1,5 +1,9 @@
 """Brings about what `model_versions` says is to be: loads, measures and ends versions, and keeps what a restart needs.
 
+Every device has all versions. So they stand in one place, `ALL`, of the machine that moves models
+(`symphony_serve.replacement`), which has room for one version beside the first: it says which one ends before the next
+one loads. What becomes of a version's processes while it loads or is measured is told to both machines.
+
 All of it runs on the front's event loop, beside the requests. All times are seconds.
 """
 
@@ -9,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +48,9 @@ from fluidtune.serving.winners import Winner
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile, check_slo
+from symphony_serve.replacement import Device as Place
+from symphony_serve.replacement import Dropped, Held, Hold, NotHeld, Search, Standing, Wanted
+from symphony_serve.replacement import handle as moved
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
@@ -53,6 +60,8 @@ logger = logging.getLogger(__name__)
 #: A version is not measured with larger batches when one takes this part of the SLO: a batch of the other version waits
 #: for it. No larger one is of use: while it runs, the next one gathers (equation 1 with one device).
 LONGEST = 0.5
+#: The number that stands for every device.
+ALL = 0
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,20 @@ class Rollouts:
         self.answering: dict[str, Answering] = {}
         self._before: Version | None = None
         self._devices: Devices | None = None
-        #: What `desired` said last.
-        self._had: dict[str, Loading] = {}
         self._server: AsyncServer | None = None
         self._watch: Watch | None = None
-        #: The task that ends and loads versions until none is to, and the one in it that loads this version.
-        self._work: asyncio.Task[None] | None = None
-        self._loader: tuple[int, asyncio.Task[None]] | None = None
+        #: By key, the task that loads and measures the version, or ends it.
+        self._work: dict[str, asyncio.Task[None]] = {}
         self._keeping = asyncio.Lock()
+        self._stand()
+
+    def _stand(self) -> None:
+        """Each device is to have the models that answer from the start, and no other one."""
+        trials, serving = self._setting.loading.each(), self.service.serving
+        #: By key, how processes come to each model that devices have.
+        self._loadings = {serving.key: self._loading(serving), **{key: trials[key] for key in self.keys[1:]}}
+        sizes, place = defaultdict[str, float](lambda: 1.0), Place(frozenset(self.keys))
+        self._standing = Standing(sizes, len(self.keys) + 1, {ALL: place}, math.inf, {}, searching=False)
 
     @property
     def keys(self) -> list[str]:
@@ -106,6 +121,7 @@ class Rollouts:
             service: Service = cloudpickle.loads(kept)
             self.service, self._before = replace(service, other=None), service.other
             self._say(service.serving)
+            self._stand()
         await self._checkpoints.begin()
         await self._let_go(self._before)
 
@@ -118,30 +134,15 @@ class Rollouts:
 
     async def close(self) -> None:
         """The service is over."""
-        for task in (self._work, self._loader[1] if self._loader is not None else None):
-            if task is not None:
-                task.cancel()
+        for task in self._work.values():
+            task.cancel()
         await asyncio.to_thread(kept_state.forget, kept_state.own_name())
         await self._checkpoints.keep(())
 
     def desired(self, number: int) -> dict[str, Loading]:
-        """By key, the models that each device is to have: those that answer, and a version that loads.
-
-        A version that ends has its processes until it has answered what it has; the next one loads only then.
-        """
-        found = {key: self._had[key] for key in self._ending if key in self._had}
-        for version in self.service.loaded:
-            if version is self.service.serving or not self._ending:
-                found |= self._loading(version)
-        self._had = found
-        return found
-
-    @property
-    def _ending(self) -> list[str]:
-        """The keys that answer, and are to end."""
-        loaded = {version.key for version in self.service.loaded}
-        others = {trial.name for trial in self._setting.loading.trials[1:]}
-        return [key for key in self.answering if key not in loaded | others]
+        """By key, the models that each device is to have, with a version that ends until it has answered all."""
+        there = self._standing.devices[ALL].all
+        return {key: loading for key, loading in self._loadings.items() if key in there}
 
     def _present(self) -> list[Device]:
         return list(self._devices.present.values()) if self._devices is not None else []
@@ -223,11 +224,25 @@ class Rollouts:
                 self._say(one)
         if last is not None and last not in self.service.known and self._watch is not None:
             self._watch.forget(last.key)
-        if self._loader is not None and not self._loads(self._loader[0]):
-            self._loader[1].cancel()
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._settle(), name="serve-rollout")
+        wanted = frozenset({*[one.key for one in self.service.loaded], *self.keys[1:]})
+        self._loadings |= {one.key: self._loading(one) for one in self.service.loaded}
+        for key in self._standing.devices[ALL].loads - wanted:
+            self._work[key].cancel()
+            self._hear(NotHeld(ALL, key))
+        self._hear(Wanted({ALL: wanted}))
         self._reconcile()  # Last: what it raises stops nothing of the above.
+
+    def _hear(self, event: Wanted | Held | NotHeld | Dropped) -> None:
+        """Let the machine that moves models handle the event, and begin what it says."""
+        if not isinstance(event, Wanted):
+            del self._work[event.model]
+            if not isinstance(event, Held):
+                del self._loadings[event.model]
+        self._standing, acts = moved(self._standing, event)
+        for act in acts:
+            assert not isinstance(act, Search)  # Nothing has said where else the versions might stand.
+            work = self._load(act.model) if isinstance(act, Hold) else self._end(act.model)
+            self._work[act.model] = asyncio.create_task(work, name="serve-rollout")
 
     def _reconcile(self) -> None:
         if self._devices is not None:
@@ -239,33 +254,18 @@ class Rollouts:
         told = {"trial": one.trial, "version": one.number, "state": one.state, "run": one.run, **why, **share}
         self._tell_log("version_changed", **told)
 
-    async def _settle(self) -> None:
-        """End and load versions until what is there is what is to be."""
+    async def _end(self, key: str) -> None:
+        """Let the version answer what it has, and no more."""
         assert self._server is not None
-        while True:
-            if ending := self._ending:
-                await self._server.remove(ending[0])
-                del self.answering[ending[0]]
-                self._reconcile()
-            elif (other := self.service.other) is not None and self._loads(other.number):
-                loader = asyncio.create_task(self._load(other), name="serve-load")
-                self._loader = other.number, loader
-                await asyncio.wait([loader])
-                self._loader = None
-                try:
-                    await self._keep()
-                except Exception:
-                    logger.exception("What a restart must know of the versions could not be kept")
-            else:
-                return
+        await self._server.remove(key)
+        del self.answering[key]
+        self._hear(Dropped(ALL, key))
+        self._reconcile()
 
-    def _loads(self, number: int) -> bool:
-        """Whether the version of this number loads or is measured."""
-        other = self.service.other
-        return other is not None and other.number == number and self.service.phase == "loading"
-
-    async def _load(self, version: Version) -> None:
-        assert self._server is not None and self._watch is not None
+    async def _load(self, key: str) -> None:
+        """Have the version on each device, and measured. What goes wrong is told; nobody awaits this."""
+        version = self.service.other
+        assert version is not None and version.key == key and self._server is not None and self._watch is not None
         try:
             samples, devices = await self._samples(version)
             self._check_form(version, samples)
@@ -276,11 +276,17 @@ class Rollouts:
         except Exception as error:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
             logger.warning("Version %d cannot be served: %s", version.number, why)
+            self._hear(NotHeld(ALL, key))
             self._tell(Failed(version.number, why))
         else:
-            self.answering[version.key] = found
-            self._watch.serves(version.key, found.model.profile, found.model.budget)
+            self.answering[key] = found
+            self._watch.serves(key, found.model.profile, found.model.budget)
+            self._hear(Held(ALL, key))
             self._tell(Measured(version.number))
+        try:
+            await self._keep()
+        except Exception:
+            logger.exception("What a restart must know of the versions could not be kept")
 
     async def _samples(self, version: Version) -> tuple[Samples, list[Device]]:
         """The samples of a version that each device has loaded, and these devices. Raises ServeError.
@@ -336,11 +342,9 @@ class Rollouts:
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.margin)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
 
-    def _loading(self, version: Version) -> dict[str, Loading]:
-        """How processes come to the models of a version: of the first one, to all trials that are served."""
-        if version.number == 1:
-            return self._setting.loading.each()
-        return {version.key: replace(self._setting.loading, trials=(replace(version.what, name=version.key),))}
+    def _loading(self, version: Version) -> Loading:
+        """How processes come to the model of a version."""
+        return replace(self._setting.loading, trials=(replace(version.what, name=version.key),))
 
     async def _keep(self) -> None:
         """Keep what a restart must know. A version that loads is none of it."""

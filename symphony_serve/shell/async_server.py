@@ -399,6 +399,7 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
                 self._wake = moment + SAME_MOMENT_S  # So that the clock goes on, whatever the scheduler wants.
 
     def _carry_out(self, event: Event, now: float) -> None:
+        lost: list[Event] = []
         for instruction in self._scheduler.handle(event, now):
             if isinstance(instruction, WakeAt):
                 self._wake = instruction.at
@@ -413,10 +414,10 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
                 del self._models[instruction.model]
                 self._going.pop(instruction.model).set_result(None)
             elif isinstance(instruction, Suspect):
-                slot = self._slots[instruction.gpu]
-                slot.token += 1  # It joins again when its batch returns.
-                slot.lost = True
-                logger.warning("Device %d does not answer; its batch is given up", slot.number)
+                logger.warning("Device %d does not answer; its batch is given up", instruction.gpu)
+                lost.append(self._slots[instruction.gpu].lose())  # It joins again when its batch returns.
+        for one in lost:  # Not before the latest WakeAt, which may be another one after it.
+            self._carry_out(one, now)
 
     def _refuse(self, number: int, reason: Reason) -> None:
         answer = self._open.pop(number, None)

@@ -69,6 +69,8 @@ class Slot:
         self._running: list[Sent] = []
         self._works: set[asyncio.Task[None]] = set()
         self._wakes = asyncio.Event()
+        #: Of a pipeline, the newest plan that its first stage can have got. Those behind it have not begun.
+        self._newest = 0
         #: Whether somebody waits until it is there again.
         self._awaited = False
         self._task: asyncio.Task[None] | None = None
@@ -130,15 +132,22 @@ class Slot:
             await self._wait_for(batch.token, len(sent.answers), lost)
         except Exception:
             logger.exception("The task of device %d has failed; it begins anew", self.number)
-            self._give_up()
+            self._server.tell(self.lose())
             self.join_again()
         finally:
             self._running.remove(sent)
+            self._left(batch)
 
     def _passed(self, batch: Dispatch) -> None:
         """The batch has left the first stage of a pipeline."""
+        self._left(batch)
         if batch.token == self.token:
             self._server.tell(BatchPassed(batch.gpu, batch.token, batch.plan))
+
+    def _left(self, batch: Dispatch) -> None:
+        """The next batch can be in the first stage: each stage takes them in the order in which they were sent."""
+        if batch.token == self.token:
+            self._newest = max(self._newest, batch.plan + 1)
 
     async def _look(self) -> None:
         """The device is idle: is it there?"""
@@ -151,17 +160,18 @@ class Slot:
             logger.exception("A look at device %d has failed", self.number)
         self.join_again()  # If a batch was sent meanwhile, and given up.
 
-    def _give_up(self) -> None:
-        """The device is gone: what it has goes to another one, or is refused."""
-        begun = frozenset(sent.batch.plan for sent in self._running if sent.batch.token == self.token)
-        self.token, self.lost = self.token + 1, True
-        self._server.tell(GpuLost(self.number, begun))
+    def lose(self) -> GpuLost:
+        """The device is gone, or suspect. Returns what the scheduler must be told: what has begun there."""
+        plans = [sent.batch.plan for sent in self._running if sent.batch.token == self.token]
+        begun = frozenset(plan for plan in plans if plan <= self._newest)
+        self.token, self.lost, self._newest = self.token + 1, True, 0
+        return GpuLost(self.number, begun)
 
     async def _wait_for(self, token: int, count: int, lost: DeviceLost) -> None:
         """The device is gone with a batch of this token, and all others that it has. Wait until it is there again."""
         logger.warning("Device %d is lost (%s); its batch of %d requests is given up", self.number, lost, count)
         if token == self.token:  # Else it was suspect, or gone with another batch, and this one is given up already.
-            self._give_up()
+            self._server.tell(self.lose())
         if self._awaited:
             return
         self._awaited = True

@@ -18,11 +18,13 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     GpuJoined,
+    GpuLost,
     Instruction,
     Reason,
     Refuse,
     Request,
     RequestArrived,
+    Suspect,
     Tick,
     WakeAt,
 )
@@ -126,3 +128,5 @@ class Driver:
             self.refused_at[request.id] = self.now
         else:
             self.others.append(instruction)
+            if isinstance(instruction, Suspect):
+                self.at(self.now, GpuLost(instruction.gpu))

@@ -224,6 +224,7 @@ class World:
             self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
         elif isinstance(instruction, Suspect):
             backend = self._backends[instruction.gpu]
+            self._at(self._now, lambda: self._tell(GpuLost(instruction.gpu)))
             self._at(self._now + 1.0, lambda: self._restart(backend))
 
     # The backends.

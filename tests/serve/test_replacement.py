@@ -30,6 +30,7 @@ from symphony_serve.replacement import (
     Search,
     Standing,
     Up,
+    Wanted,
     differ,
     handle,
 )
@@ -271,6 +272,10 @@ class Replacing(RuleBasedStateMachine):
     def search_ends(self, data, succeeds):
         number, devices = self.searches.pop(0)
         self.tell(Found(number, self.placement(data, devices)) if succeeds else NotFound(number))
+
+    @rule(data=st.data())
+    def wanted(self, data):
+        self.tell(Wanted(self.placement(data, sorted(self.state.up))))
 
     def placement(self, data, devices):
         """One that fits, with replicas; not all models may be in it."""

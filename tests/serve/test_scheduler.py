@@ -128,14 +128,7 @@ class TestGpus:
         run.run(until=22.0)
         assert unanswered(run.scheduler) == set()
 
-    def test_a_short_batch_has_the_least_patience(self):
-        run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 100.0)])
-        assert run.run(until=29.0).others == []
-        assert run.run(until=30.0).others == [Suspect(1, 1)]
-
-    def test_a_gpu_that_nobody_could_hear_has_as_much_more_time(self):
+    def test_a_short_batch_has_the_least_patience_and_as_much_more_as_nobody_could_hear(self):
         run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
         run.joins(0.0)
         run.requests([Request(1, "m", 0.0, 100.0)])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from benchmarks.serve import Trial, median_queueing, model, ours, simulate
-from benchmarks.serve_arrivals import arrivals
 from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model
@@ -52,21 +49,3 @@ class TestSimulation:
 
         with pytest.raises(ServeError, match="2 requests are neither"):
             Simulation(Silent(), 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).play()
-
-
-class TestArrivals:
-    @pytest.mark.parametrize("shape", [1.0, 0.1])
-    def test_rates_and_order(self, shape):
-        rates = {"a": 30.0, "b": 10.0, "c": 0.0}
-        some = []
-        for request in arrivals(rates, dict.fromkeys("abc", 2.0), 3, shape):
-            if request.arrival > 200:
-                break
-            some.append(request)
-        assert [one.id for one in some] == list(range(len(some)))
-        assert all(one.arrival <= other.arrival for one, other in itertools.pairwise(some))
-        assert all(one.deadline == one.arrival + 2.0 for one in some)
-        count = {name: sum(one.model == name for one in some) for name in "abc"}
-        assert count["a"] == pytest.approx(6000, rel=0.2 if shape < 1 else 0.05)
-        assert count["b"] == pytest.approx(2000, rel=0.3 if shape < 1 else 0.1)
-        assert count["c"] == 0

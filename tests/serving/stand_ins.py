@@ -92,6 +92,12 @@ class FakeDevices:
             device.want(self.desired(number))
 
 
+async def settled():
+    """All versions have loaded or ended."""
+    while work := [one for one in asyncio.all_tasks() if one.get_name() == "serve-rollout"]:
+        await asyncio.wait(work)
+
+
 def device(loads=True, happens=lambda key: None):
     """A device of such processes. happens: is called with the key of a process that starts."""
 

@@ -365,58 +365,35 @@ def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
     assert front.intake.open == 0
 
 
+@pytest.mark.parametrize("asked", [1, 1024])
 @pytest.mark.parametrize("gone", [True, False])
-def test_the_rest_of_the_inputs_is_not_asked_for_when_it_is_of_no_use(many, gone):
-    """The client has gone, or one of the first inputs was refused."""
-    from fluidtune.serving.front import ASKED
-
-    front = many
-
-    async def run():
-        left = asyncio.Event()
-        asked = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
-        while not front.server.answers:
-            await asyncio.sleep(0)
-        if gone:
-            left.set()
-        else:
-            front.server.answers[0].set_exception(Refused("t", Reason.LATE))
-        return await asked
-
-    status, said, _ = asyncio.run(run())
-    assert (status, said["code"]) == ((400, "disconnected") if gone else (503, "late"))
-    assert front.books.requests("t") == {"cancelled" if gone else "refused: late": 1024}
-    assert len(front.server.answers) <= 4 * ASKED
-    assert all(answer.cancelled() for answer in front.server.answers[1:])
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_cancelled(many, gone):
-    """The client has gone, or one input was refused."""
+def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancelled_in_a_turn_of_the_loop(many, gone, asked):
+    """The client has gone, or one of the first inputs was refused, when so many of the 1,024 have been asked for."""
     from fluidtune.serving.front import ASKED
 
     front, turns = many, []
 
     async def run():
         left = asyncio.Event()
-        asked = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
-        while len(front.server.answers) < 1024:
+        asking = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
+        while len(front.server.answers) < asked:
             await asyncio.sleep(0)
         if gone:
             left.set()
         else:
             front.server.answers[0].set_exception(Refused("t", Reason.LATE))
         before = 0
-        while not asked.done():
+        while not asking.done():
             await asyncio.sleep(0)
             turns.append(sum(one.cancelled() for one in front.server.answers) - before)
             before += turns[-1]
-        return await asked
+        return await asking
 
     status, said, _ = asyncio.run(run())
     assert (status, said["code"]) == ((400, "disconnected") if gone else (503, "late"))
-    assert sum(turns) == 1024 - (not gone)
-    assert max(turns) <= 2 * ASKED
+    assert front.books.requests("t") == {"cancelled" if gone else "refused: late": 1024}
+    assert len(front.server.answers) <= (4 * ASKED if asked == 1 else 1024)
+    assert all(answer.cancelled() for answer in front.server.answers[1:]) and max(turns) <= 2 * ASKED
 
 
 def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):

@@ -23,7 +23,7 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
-from tests.serving.stand_ins import FakeDevices, device
+from tests.serving.stand_ins import FakeDevices, device, settled
 
 HERE = pyarrow.fs.LocalFileSystem()
 
@@ -126,7 +126,7 @@ class Service:
         made = device(lambda key: ServeError("it is slow") if fails and "@" in key else True)
         await self.has(made)
         await self.rollouts.deploy(one, "run", 1.0)
-        await asyncio.wait([self.rollouts._work])
+        await settled()
 
     async def has(self, made) -> None:
         """The service has this device."""
@@ -249,7 +249,7 @@ def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monk
         with pytest.raises(ServeError, match="is not there"):
             await look(gone)
         await look(there)
-        await asyncio.wait([service.rollouts._work])
+        await settled()
         assert service.rollouts.service.serving.what.value == 0.94
 
     asyncio.run(run())

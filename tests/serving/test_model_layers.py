@@ -15,7 +15,6 @@ import torch
 from ray.tune import Checkpoint
 from torch import nn
 
-from fluidtune.errors import FluidTuneError
 from fluidtune.serving import service
 from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_layers import Layer, Stage, as_function, layers_of, writable
@@ -217,22 +216,6 @@ def test_a_function_stays_the_function_that_it_is():
     both = Cut(count_letters)
     both.__class__ = type("Called", (Cut,), {"__call__": lambda self, texts: texts})
     assert as_function(both) is both
-
-
-@pytest.mark.parametrize(
-    ("stages", "memory", "former", "others", "said"),
-    [
-        (0, None, Batching.AUTO, {}, "stages is 0, expected a number of processes, 1 or more"),
-        (2, 0.0, Batching.AUTO, {}, "stage_memory is 0.0, expected GiB above 0 of each of several stages"),
-        (1, 1.0, Batching.AUTO, {}, "stage_memory is 1.0, expected GiB above 0 of each of several stages"),
-        (2, None, Batching.ORLOJ, {}, 'batching="orloj" is for whole models; leave it or stages out'),
-        (2, None, Batching.AUTO, {"top": False, "arbiter": "auto"}, "alone, .* leave out arbiter .--shared.$"),
-        (2, None, Batching.AUTO, {"follow": 5.0}, "is served alone, .* leave out follow$"),
-    ],
-)
-def test_settings_that_do_not_go_with_stages(stages, memory, former, others, said):
-    with pytest.raises(FluidTuneError, match=said):
-        service._in_stages(stages, memory, former, **others)
 
 
 def test_batches_of_a_model_in_stages_are_formed_by_window():

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluidtune.serving.model_versions import (
-    PHASES,
     STATES,
     Deploy,
     Failed,
     Loaded,
     Measured,
-    Phase,
     Promote,
     Restored,
     Rollback,
@@ -43,15 +41,11 @@ def after(*events, service=None):
     return service
 
 
-@pytest.mark.parametrize(
-    ("heading", "table", "names"),
-    [("### The states of the service", PHASES, Phase), ("### The states of a version", STATES, State)],
-)
-def test_the_page_draws_exactly_the_table(heading, table, names):
-    text = PAGE.read_text().split(heading, 1)[1].split("```", 2)[1]
+def test_the_page_draws_exactly_the_table():
+    text = PAGE.read_text().split("### The states of a version", 1)[1].split("```", 2)[1]
     arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
-    assert {(begin, end): causes for begin, end, causes in arrows} == table
-    assert {name for pair in table for name in pair} == set(get_args(names))
+    assert {(begin, end): causes for begin, end, causes in arrows} == STATES
+    assert {name for pair in STATES for name in pair} == set(get_args(State))
 
 
 EVENTS = st.one_of(
@@ -75,8 +69,6 @@ def test_every_change_is_drawn_and_what_has_ended_stays_so(events):
             assert "\n" not in str(error)
             continue
         cause = type(event).__name__
-        if new.phase != service.phase:
-            assert cause in PHASES[service.phase, new.phase].split(", ")
         for one in new.known:
             before = states.get(one.number)
             if before is None:

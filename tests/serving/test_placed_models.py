@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.loaded_model import Packed
-from fluidtune.serving.model_process import Loading, ModelProcess
 from fluidtune.serving.placed_models import placed_models
 from fluidtune.serving.service import loader, serve
-from fluidtune.serving.winners import Winner, mark_of
-from symphony_serve.errors import ServeError
 
 FILE = """
 [[models]]
@@ -91,39 +86,3 @@ def test_what_is_wrong_is_said_in_one_line(file, change, said, monkeypatch):
 def test_what_does_not_go_with_several_models(file, given, said):
     with pytest.raises(FluidTuneError, match=said):
         serve(models=file, **given)
-
-
-def test_what_is_for_several_models_alone(file):
-    with pytest.raises(FluidTuneError, match="give results, load and slo, or models"):
-        serve(file.parent)
-    with pytest.raises(FluidTuneError, match=r"memory is 2\.0, and is for several models"):
-        serve(file.parent, print, 1.0, memory=2.0)
-
-
-# A process whose models come and go.
-
-
-def trial(directory, load, mark=""):
-    return Winner("m", Checkpoint.from_directory(str(directory)), {}, None, loader_of(load), mark)
-
-
-def loader_of(load):
-    return Loading.of(load, ()).load
-
-
-def doubles(directory, config):
-    def model(values):
-        return [2 * value for value in values]
-
-    model.samples = [1, 2]
-    return model
-
-
-def test_weights_that_have_changed_are_not_loaded(tmp_path):
-    (tmp_path / "weights").write_bytes(b"0" * 10)
-    mark = mark_of(str(tmp_path))
-    loading = Loading(b"", (), (trial(tmp_path, doubles, mark),))
-    assert ModelProcess(loading).run([Packed.of(1)])[0] == [(200, "2")]
-    (tmp_path / "weights").write_bytes(b"0" * 9 + b"1")
-    with pytest.raises(ServeError, match="the files of model m have changed since it was placed; stop the service"):
-        ModelProcess(loading)

@@ -24,7 +24,7 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
-from fluidtune.serving.running_services import find, known
+from fluidtune.serving.running_services import find
 from fluidtune.serving.winners import Winner
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
@@ -232,23 +232,6 @@ def test_the_commands_and_what_is_asked_of_several_models(cluster, tmp_path):
             find()._told("deploy", other, "run", 1.0)
     finally:
         command("stop")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda models: models[0].update(slo=0.01), r"model a has an SLO of 0.01 s, but a batch of 1 takes 0\.1"),
-        (lambda models: models[1].update(bytes=3e6), "b has 0.00279 GiB and a device 0.00233 GiB, so it fits none"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_one_line(cluster, tmp_path, monkeypatch, change, said):
-    monkeypatch.chdir(tmp_path)
-    models = tables(tmp_path, a=FEW, b=FEW)
-    change(models)
-    with pytest.raises(FluidTuneError, match=said) as refused:
-        fluidtune.serve(models=models, memory=MEMORY, max_batch=2, port=free_ports(1)[0])
-    assert "\n" not in str(refused.value)
-    assert not known()
 
 
 def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(cluster, tmp_path, monkeypatch):

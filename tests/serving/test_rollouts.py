@@ -17,8 +17,9 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
+from symphony_serve.replacement import Held
 from tests.serving.fake_ray import loading
-from tests.serving.stand_ins import FakeDevices, device
+from tests.serving.stand_ins import FakeDevices, device, settled
 
 pytestmark = pytest.mark.serve
 
@@ -113,7 +114,7 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
             if what == "all leases end":  # Then it waits for the next one.
                 present[3] = device()
                 made._reconcile()
-        await asyncio.wait([made._work])
+        await settled()
         refused = {("all leases end", "it is measured"): "no device with it is left"}
         refused |= {("none comes back", at): "(the service has had no device for 0 s|no device with it is left)"}
         refused |= {("a process dies", at): "(a process has ended before it|its process has ended, or hangs)"}
@@ -128,16 +129,18 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
 def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
     """There is memory for two."""
-    from fluidtune.serving.model_versions import Deploy, Loaded, Measured, handle
+    from fluidtune.serving.model_versions import Deploy, Loaded, Measured
+    from fluidtune.serving.rollouts import ALL
 
     async def run():
-        made, release, deploys = rollouts(), asyncio.Event(), []
-        for name in "bc":
-            deploys.append(Deploy(name, "run", Winner(name, None, {}, 2.0)))
+        made, release = rollouts(), asyncio.Event()
+        made._load = lambda key: asyncio.sleep(0)
+        deploys = [Deploy(name, "run", Winner(name, None, {}, 2.0)) for name in "bc"]
         for event in (deploys[0], Loaded(2), Measured(2)):
-            made.service = handle(made.service, event)
+            made._tell(event)
+        made._hear(Held(ALL, "b@2"))
         made.answering = dict.fromkeys(made.desired(0))
-        assert list(made.answering) == ["b@2", "a"]
+        assert list(made.answering) == ["a", "b@2"]
 
         async def remove(key):
             await release.wait()
@@ -149,7 +152,6 @@ def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
         release.set()
         await asyncio.sleep(0.01)
         assert made.desired(0).keys() == {"b@2", "c@3"}
-        made._work.cancel()
 
     asyncio.run(run())
 
@@ -158,7 +160,7 @@ def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
 def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
     """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Version
+    from fluidtune.serving.model_versions import Deploy, Version
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
 
@@ -167,8 +169,9 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
         made._devices.present[0] = device()
         winner = Winner("b", None, {}, 2.0)
         old, new = (Version(number, "b", "run", winner, state=state, share=0.5) for number in (2, 3))
+        made._load = lambda key: asyncio.sleep(0)
+        made._tell(Deploy("b", "run", winner))
         before = made.service = replace(made.service, other=old)
-        made._reconcile()
         made._devices.present[0].processes["b@2"].go.clear()
         asked = asyncio.ensure_future(made.promote() if state == "canary" else made.rollback())
         await asyncio.sleep(0.01)

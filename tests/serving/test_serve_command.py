@@ -22,10 +22,6 @@ from themis_bridge.shell import control
 HERE = "tests.serving.runs"
 
 
-def test_the_function_that_is_named():
-    assert loader(f"{HERE}:load") is runs.load
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -115,6 +111,11 @@ BESIDE = GIVEN | {"beside": True}
         (GIVEN | {"devices": "emulated:2"}, "devices='emulated:2' compute nothing, so they cannot answer"),
         (GIVEN | {"devices": "cpu:3", "stages": 2}, "devices='cpu:3' are 3 processes; give a multiple of the 2 stages"),
         (GIVEN | {"arbiter": "always"}, "arbiter='always' is not known; use \"auto\", or None"),
+        (GIVEN | {"stages": 0}, "stages is 0, expected a number of processes, 1 or more"),
+        (GIVEN | {"stages": 2, "stage_memory": 0.0}, "stage_memory is 0.0, expected GiB above 0 of each of several"),
+        (GIVEN | {"stage_memory": 1.0}, "stage_memory is 1.0, expected GiB above 0 of each of several stages"),
+        (GIVEN | {"stages": 2, "batching": "orloj"}, 'batching="orloj" is for whole models; leave it or stages out'),
+        (GIVEN | {"stages": 2, "arbiter": "auto"}, "on processes of its own; leave out arbiter (--shared)"),
         (BESIDE | {"arbiter": "auto"}, 'beside=True shares one core by turns, and arbiter="auto" leases whole ones'),
         (BESIDE | {"devices": "cpu:2"}, "beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"),
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),

@@ -31,19 +31,6 @@ def run(one_ray, tmp_path_factory):
     assert_nothing_left()
 
 
-def test_what_cannot_be_cut_is_refused_before_anything_is_served(run):
-    import fluidtune
-
-    said = "load returned function for trial .*, which has no layers to cut; return a torch.nn.Sequential, or give it"
-    with pytest.raises(FluidTuneError, match=said) as found:
-        fluidtune.serve(run, layered.load_function, SLO_S, stages=2, port=free_ports(1)[0])
-    assert "\n" not in str(found.value)
-    with pytest.raises(FluidTuneError, match=r"^5 layers with .* GiB of weights do not fit into 2 stages of 1e-07 GiB"):
-        fluidtune.serve(run, layered.load, SLO_S, stages=2, stage_memory=1e-7, port=free_ports(1)[0])
-    with pytest.raises(FluidTuneError, match="devices='cpu:1' are 1 processes; give a multiple of the 2 stages"):
-        fluidtune.serve(run, layered.load, SLO_S, stages=2, devices="cpu:1", port=free_ports(1)[0])
-
-
 @pytest.fixture(scope="module")
 def served(run):
     import fluidtune
