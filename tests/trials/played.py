@@ -38,7 +38,7 @@ from fluidtune.tune.device_setup import DeviceSetup
 from tests.engine.invariants import check_engine
 from tests.trials.life_invariants import check_life
 from tests.tune.trainables import Stepper
-from tests.tune.tried_manager import Pool
+from tests.tune.tried_manager import Devices, Pool
 
 #: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
 KINDS = ("plain", "saving", "class", "elastic", "elastic")
@@ -136,57 +136,29 @@ class PlayedTrial:
         return {"class": "checkpointing", "saving": "checkpointing", "plain": "plain"}.get(self.kind, "elastic")
 
 
-class PlayedDevices:
-    """A device source."""
+class PlayedDevices(Devices):
+    """Devices that come and go."""
 
-    urgent = True
+    urgent = True  # type: ignore[assignment]
 
     def __init__(self, nodes: dict[int, str]) -> None:
-        self.nodes = dict(nodes)
-        self.reasons: dict[int, str] = {}
-        self.given_back: list[int] = []
-        self.came, self.gone = dict(nodes), list[int]()
+        super().__init__(dict(nodes))
         self.leave: list[int] = []
         self.next = len(nodes)
-
-    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
-        return came, gone
 
     def leaving(self) -> list[int]:
         leave, self.leave = self.leave, []
         return [device for device in leave if device in self.nodes]
 
-    def group(self, device: int) -> str:
-        assert device in self.nodes
-        return f"group{device}"
-
-    def bundle(self, device: int) -> int:
-        return 0
-
     def gain(self) -> None:
         device, self.next = self.next, self.next + 1
-        self.nodes[device] = self.came[device] = f"node{device % 2}"
-
-    def lose(self, device: int) -> None:
-        if device in self.came:
-            del self.came[device]
-        else:
-            self.gone.append(device)
-        del self.nodes[device]
+        self._nodes[device] = self.came[device] = f"node{device % 2}"
 
     def give_up(self, device: int, why: str) -> bool:
         if len(self.nodes) < 2 or device not in self.nodes:
             return False
-        self.reasons[device] = why
         self.lose(device)
         return True
-
-    def revoked(self, device: int, group: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PlayedPool(Pool):
@@ -239,16 +211,14 @@ class PlayedPool(Pool):
         self.idle.setdefault(worker.device, []).append(worker)
 
     def forget_worker(self, worker: PooledWorker) -> None:
-        del self.workers[worker.name]
+        super().forget_worker(worker)
         if worker in self.idle.get(worker.device, []):
             self.idle[worker.device].remove(worker)
 
     def discard_worker(self, worker: PooledWorker) -> None:
         self._play.note("discarded", worker.name)
-        self.forget_worker(worker)
+        super().discard_worker(worker)
         self._play.kill(worker.actor)
-
-    kill_worker = discard_worker
 
     def discard_idle_workers(self, device: int) -> None:
         for worker in list(self.idle.get(device, [])):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ray import tune
 from ray.tune.schedulers import (
-    ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
     PopulationBasedTraining,
@@ -19,7 +18,6 @@ from ray.tune.schedulers import (
 from ray.tune.search import Repeater
 from ray.tune.search.optuna import OptunaSearch
 
-import fluidtune
 from fluidtune.report import summarise
 from tests.tune.running import Recorder, events_of, fit, outcome
 from tests.tune.trainables import Stepper
@@ -123,40 +121,6 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(t
 
     sides = [run(side, tmp_path, make(), max_concurrent_trials=1)[0] for side in ("stock", "fluid")]
     assert outcome(sides[1]) == outcome(sides[0])
-
-
-class Generations(FIFOScheduler):
-    """An algorithm without an adapter: two generations of two trials each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        fluidtune.announce(f"generation{self.count // 2}", [trial], until=3)
-        self.count += 1
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict) -> str:
-        return self.STOP if result["training_iteration"] >= 3 else self.CONTINUE
-
-
-def test_an_algorithm_without_an_adapter_announces_its_groups(tmp_path: Path) -> None:
-    results, _ = run("fluid", tmp_path, Generations())
-    assert [iterations for _, iterations, *_ in outcome(results)] == [3, 3, 3, 3]
-    groups = [(e["group"], e["iterations"]) for e in events_of(tmp_path, "trial_added")]
-    assert sorted(groups) == [("generation0", 3.0)] * 2 + [("generation1", 3.0)] * 2
-
-
-def test_a_metric_that_disappears_is_named_in_the_error_and_nothing_hangs(tmp_path: Path) -> None:
-    class Forgetful(Stepper):
-        def step(self) -> dict[str, Any]:
-            result = super().step()
-            if self.at == 3:
-                del result["score"]
-            return result
-
-    with pytest.raises(Exception, match="score"):
-        run("fluid", tmp_path, ASHAScheduler(max_t=6), trainable=Forgetful)
 
 
 def test_a_trial_that_hyperband_stops_while_it_is_paused_has_ended_in_the_log(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
-from ray.tune.search.optuna import OptunaSearch
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
@@ -136,34 +135,6 @@ def test_a_stopped_and_a_cloned_trial_end_as_under_stock_tune(algorithm: str, tm
     assert outcome(fluid) == outcome(stock)
     states = [(e["kind"], e["state"]) for e in events_of(tmp_path, "steered")]
     assert states.count(("stop", "done")) == 1 and states.count(("clone", "done")) == 1
-
-
-@pytest.mark.usefixtures("ray2")
-def test_optuna_goes_on_as_without_a_clone(tmp_path: Path) -> None:
-    run, gate = tmp_path / "fluid", tmp_path / "gate"
-
-    def search() -> OptunaSearch:
-        return OptunaSearch(seed=1)
-
-    space = {"x": tune.randint(0, 9), "lr": tune.uniform(0, 1), "gate": str(gate)}
-
-    def steer() -> None:
-        until = time.monotonic() + 150
-        while not (run / EVENT_LOG_NAME).exists() or not events_of(tmp_path, "trial_result"):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        first = events_of(tmp_path, "trial_added")[0]["trial"]
-        ask(run, "clone", first, ["x=8", "lr=100"])
-
-    config = {"num_samples": 3, "max_concurrent_trials": 1, "run": {"stop": until_six}}
-    with meanwhile(steer, gate):
-        fluid = fit("fluid", HALF, space, tmp_path, search_alg=search(), executor=STEERED, **config)
-    stock = fit("stock", HALF, space, tmp_path, search_alg=search(), **config)
-    assert not fluid.errors
-    found = outcome(fluid, "lr")
-    clone = [each for each in found if each[0] == 8 and each[3] == 100]
-    assert len(clone) == 1 and clone[0][1] == 6
-    assert [each for each in found if each not in clone] == outcome(stock, "lr")
 
 
 @pytest.mark.usefixtures("ray2")
