@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 from ray.exceptions import RayActorError
-from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 import fluidtune.tune
@@ -38,7 +37,7 @@ from fluidtune.tune.device_setup import DeviceSetup
 from tests.engine.invariants import check_engine
 from tests.trials.life_invariants import check_life
 from tests.tune.trainables import Stepper
-from tests.tune.tried_manager import Devices, Pool
+from tests.tune.tried_manager import Devices, Pool, tunes_trial
 
 #: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
 KINDS = ("plain", "saving", "class", "elastic", "elastic")
@@ -94,13 +93,6 @@ class PlayedWorker:
         if method.startswith("__"):
             raise AttributeError(method)
         return SimpleNamespace(remote=lambda *args: self.play.called(self, method, args))
-
-
-class TunesTrial(SimpleNamespace):
-    """Tune's object of a trial, by its name."""
-
-    def __str__(self) -> str:
-        return str(self.trial_id)
 
 
 @dataclass(eq=False)
@@ -347,25 +339,13 @@ class Play:
     def begin(self) -> None:
         """Tune makes its trials, and asks for the actors of all of them."""
         for trial in self.trials.values():
-            request = PlacementGroupFactory([{self.resource: trial.share}])
             cls = Stepper if trial.kind == "class" else Function
-            trial.tune = TunesTrial(
-                has_reported_at_least_once=False,
-                trial_id=trial.name,
-                config={},
-                last_result={},
-                status="PENDING",
-                placement_group_factory=request,
-                evaluated_params={},
+            trial.tune = tunes_trial(
+                trial.name,
+                {self.resource: trial.share},
                 trainable_name=trial.named,
                 get_trainable_cls=lambda cls=cls: cls,
-                checkpoint=None,
-                latest_checkpoint_result=None,
-                run_metadata=SimpleNamespace(),
-                num_failures=0,
                 storage=SimpleNamespace(trial_fs_path=trial.name),
-                set_ray_actor=lambda actor: None,
-                checkpoint_freq=0,
             )
             self.manager.note_trial(trial.tune)
             self.add(trial)

@@ -123,6 +123,35 @@ class Devices(DeviceSource):
         pass
 
 
+class TunesTrial(SimpleNamespace):
+    """Tune's object of a trial, by its name."""
+
+    def __str__(self) -> str:
+        return str(self.trial_id)
+
+
+def tunes_trial(name: str = "a", *bundles: dict[str, float], **more: Any) -> Any:
+    """A trial that has not begun, and asks for these bundles; for one GPU. ``more``: what else it has."""
+    fields = dict(
+        trial_id=name,
+        placement_group_factory=PlacementGroupFactory([*bundles] or [{"GPU": 1.0}]),
+        has_reported_at_least_once=False,
+        config={},
+        evaluated_params={},
+        last_result={},
+        status="PENDING",
+        max_failures=0,
+        num_failures=0,
+        trainable_name="t",
+        checkpoint=None,
+        checkpoint_freq=0,
+        latest_checkpoint_result=None,
+        run_metadata=SimpleNamespace(),
+        set_ray_actor=lambda actor: None,
+    )
+    return TunesTrial(**{**fields, **more})
+
+
 class Tried:
     """A manager, and what the tests look at."""
 
@@ -158,23 +187,15 @@ class Tried:
 
         ``progress``: what the driver before has kept with it.
         """
-        request = PlacementGroupFactory([{"GPU": share}])
-        trial: Any = SimpleNamespace(
-            trial_id=name,
-            has_reported_at_least_once=False,
-            last_result={},
+        kept = {} if progress is None else {PROGRESS: progress}
+        trial = tunes_trial(
+            name,
+            {"GPU": share},
             status="RUNNING",
-            placement_group_factory=request,
             evaluated_params=params or {},
             config=params or {},
-            trainable_name="t",
             get_trainable_cls=lambda: trainable,
-            checkpoint=None,
-            checkpoint_freq=0,
-            latest_checkpoint_result=None,
-            run_metadata=SimpleNamespace(**({} if progress is None else {PROGRESS: progress})),
-            num_failures=0,
-            set_ray_actor=lambda actor: None,
+            run_metadata=SimpleNamespace(**kept),
         )
         self.manager.note_trial(trial)
         tracked = self.manager.add_actor(
