@@ -180,14 +180,6 @@ def test_an_iteration_forgives_losses() -> None:
     assert driver.life.place == "queued"
 
 
-def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
-    driver = Driver().live()
-    driver.asked()
-    driver.hears(release("a", (0,)))
-    assert driver.hears(m.IterationDone(driver.call, Shown(1), 1)) == []
-    assert driver.life.seen.results == 0 and list(driver.life.calls) == [driver.call]
-
-
 def test_the_end_of_a_loop_is_no_result() -> None:
     driver = Driver().live()
     driver.asked()
@@ -237,17 +229,6 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     out = driver.hears(m.Unloaded())
     assert told(out) == [engine.TrialEnded("a", "paused")] and kinds(out)[-1] == "Announce"
     assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
-
-
-def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
-    """Seen: a job ended with an EngineError, in one of 300 seeded schedules with such trials."""
-    driver = Driver().elastic()
-    driver.hears(suspend("a"))
-    driver.asked()
-    driver.several = True
-    driver.hears(m.Unloaded())
-    assert driver.placed(2, 3) == [m.RequestLeader(2, (3,), 2)]
-    assert driver.life.crew.devices == (2, 3), "the engine has it as a gang, and waits for no resize"
 
 
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
@@ -400,19 +381,6 @@ def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(wh
     assert told(out) == [engine.ResizeFailed("a", (0, 2))]
     assert driver.states == ("live", "steady", "stay") and driver.life.crew.followers.keys() == {2}
     assert all(driver.hears(late) == [] for late, _ in not_attached(joiners[1])), "late answers change nothing"
-
-
-def test_a_further_resize_calls_off_the_one_under_way() -> None:
-    """As when the engine hears that a device of it is lost."""
-    driver = Driver().live()
-    driver.hears(resize("a", (0, 1, 2, 3)))
-    joiners = driver.joins(1, 2)
-    driver.hears(m.Attached(joiners[1]))
-    out = driver.hears(resize("a", (0,)))
-    assert [each.worker for each in out if isinstance(each, m.Discard)] == [joiners[2], joiners[1]]
-    assert told(out) == [engine.Resized("a", (0,), 0.0)] and driver.states == ("live", "steady", "stay")
-    assert not driver.life.wants_joiner(3, 1)
-    assert driver.hears(m.Attached(joiners[2])) == []
 
 
 def test_the_second_failure_of_further_workers_ends_growth() -> None:
