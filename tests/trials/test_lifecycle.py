@@ -180,14 +180,6 @@ def test_an_iteration_forgives_losses() -> None:
     assert driver.life.place == "queued"
 
 
-def test_the_end_of_a_loop_is_no_result() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.IterationDone(driver.call, Shown(0), None, final=True))
-    assert out == [m.TellTune(driver.call, {}, None)] and driver.life.seen.results == 0
-    assert driver.life.crew.facts.address == ADDRESS, "followers may still come"
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) -> None:
     driver = Driver(waits_for_checkpoints=waits).live()
@@ -306,34 +298,6 @@ def test_a_trial_whose_device_has_failed_goes_on_if_there_is_another(other: bool
     assert told(driver.hears(event)) == [engine.WorkerLost("a") if other else engine.TrialEnded("a", "failed")]
 
 
-@pytest.mark.parametrize(
-    ("place", "had_place", "unloads"),
-    [
-        ("queued", False, []),
-        ("placed", True, []),
-        ("loading", True, ["Unload"]),
-        ("live", True, ["Unload"]),
-        ("moving", False, []),
-    ],
-)
-def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
-    place: str, had_place: bool, unloads: list[str]
-) -> None:
-    driver = Driver()
-    steps = [lambda: driver.placed(0), driver.found, driver.loaded]
-    for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
-        step()
-    if place == "moving":
-        driver.hears(suspend("a"))
-        driver.asked()
-    assert driver.life.place == place
-    assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
-    out = driver.hears(m.Left("stopped", keep=True))
-    assert kinds(out) == [*unloads, "TrialOver", "Tell"] and m.TrialOver("stopped", had_place) in out
-    assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
-    assert driver.hears(m.Unloaded()) == []
-
-
 # --- its followers
 
 
@@ -359,30 +323,6 @@ def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
 
 
-def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
-    return [
-        (m.NotAttached(joiner, "refused", "another trial's"), ["Unload"]),
-        (m.NotAttached(joiner, "late", "in 300 s"), ["Discard", "Warn"]),
-        (m.NotAttached(joiner, "died", "killed"), []),
-    ]
-
-
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("first", [True, False])
-def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(which: int, first: bool) -> None:
-    driver = Driver().live()
-    driver.hears(resize("a", (0, 1, 2)))
-    joiners = driver.joins(1, 2)
-    event, expected = not_attached(joiners[1])[which]
-    out = [] if first else driver.hears(m.Attached(joiners[2]))
-    out += driver.hears(event)
-    out += driver.hears(m.Attached(joiners[2])) if first else []
-    assert kinds(out) == [*expected, "Write", "Tell"]
-    assert told(out) == [engine.ResizeFailed("a", (0, 2))]
-    assert driver.states == ("live", "steady", "stay") and driver.life.crew.followers.keys() == {2}
-    assert all(driver.hears(late) == [] for late, _ in not_attached(joiners[1])), "late answers change nothing"
-
-
 def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver, attached = Driver().wide()
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
@@ -390,16 +330,6 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver.hears(resize("a", (0, 2, 1)))
     out = driver.hears(m.NotAttached(driver.joins(1)[1], "refused", "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
-
-
-@pytest.mark.parametrize("how", ["died", "over", "error"])
-def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
-    driver, attached = Driver().wide()
-    driver.asked()
-    out = driver.hears(m.FollowerEnded(attached[1], how, "why"))
-    assert kinds(out) == [*(["Unload"] if how != "died" else []), "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2))]
-    assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
@@ -437,15 +367,6 @@ def test_what_was_checked_is_written_down() -> None:
         ({"module": "Net", "verdict": "divided"}, ""),
         ({"module": "Head", "verdict": "whole"}, "it mixes samples"),
     ]
-
-
-def test_growth_ends_where_nothing_can_be_divided() -> None:
-    driver, _ = Driver().wide()
-    out = driver.trained(2, calls_modules=True, width=3, ungrowable="it mixes samples")
-    assert kinds(out)[:3] == ["Write", "Warn", "Tell"] and told(out)[0] == engine.GrowthEnded("a")
-    assert engine.GrowthEnded("a") not in told(driver.trained(3, calls_modules=True, ungrowable="it mixes samples"))
-    out = driver.hears(resize("a", (0,)))
-    assert kinds(out) == ["Write", "Discard", "Discard", "Write", "Tell"]
 
 
 def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_trainable_do() -> None:

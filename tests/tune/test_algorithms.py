@@ -19,6 +19,7 @@ from ray.tune.search import Repeater
 from ray.tune.search.optuna import OptunaSearch
 
 from fluidtune.report import summarise
+from tests.contracts.processes import until
 from tests.tune.running import Recorder, events_of, fit, outcome
 from tests.tune.trainables import Stepper
 
@@ -88,10 +89,7 @@ class SlowlySaved(Stepper):
     """The better trial takes a second to save. The second iteration of the other trial ends in that second."""
 
     def step(self) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while self.x == 1 and self.at == 1 and not os.path.exists(self.config["marker"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: (self.x, self.at) != (1, 1) or os.path.exists(self.config["marker"]))
         return super().step()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

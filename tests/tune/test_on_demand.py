@@ -47,15 +47,6 @@ def lasting(config: dict[str, Any]) -> None:
         tune.report({"score": float(iteration), **picture()})
 
 
-def outlasting(config: dict[str, Any]) -> None:
-    """Trial 0 goes on until the others' devices are free, for a minute at most, and says what it saw last."""
-    time.sleep(0.7)
-    deadline = time.monotonic() + 60
-    while (seen := picture()) != {"groups": 1, "free": 3.0} and config["x"] == 0 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    tune.report({"score": 0.0, **seen})
-
-
 def several(config: dict[str, Any]) -> None:
     for iteration in range(3):
         tune.report({"score": float(iteration)})
@@ -72,14 +63,6 @@ class TestBesideTrials:
         results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
         assert [result.metrics["score"] for result in results] == [2.0, 6.0]
         assert max(result.metrics["groups"] for result in results) <= 2, "it holds no more devices than it has trials"
-
-    def test_devices_of_trials_that_have_ended_are_given_back(self, tmp_path: Path) -> None:
-        results = fit("fluid", outlasting, {"x": tune.grid_search([0, 1, 2])}, tmp_path, executor=ON_DEMAND)
-        last = results[0].metrics
-        assert (last["groups"], last["free"]) == (1, 3.0)
-        events = events_of(tmp_path)
-        names = [event["event"] for event in events]
-        assert names.count("device_returned") == 2 and "device_lost" not in names and "worker_lost" not in names
 
     @pytest.mark.core
     @pytest.mark.newest

@@ -16,19 +16,18 @@ from ray.util.placement_group import placement_group_table
 from fluidtune import FluidExecutor
 from fluidtune.report import occupancy_of
 from tests.conftest import placement_groups
+from tests.contracts.processes import until
 from tests.tune.running import events_of, fit
 
 pytestmark = pytest.mark.ray
 
 
 def meet(config: dict[str, Any]) -> None:
-    """Wait for a second trial, for a minute at most, where the job says where they meet."""
+    """Wait for a second trial where the job says where they meet."""
     if "meet" in config:
         place = Path(config["meet"])
         (place / str(config["x"])).touch()
-        deadline = time.monotonic() + 60
-        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(list(place.iterdir())) >= 2)
 
 
 def look(config: dict[str, Any]) -> None:

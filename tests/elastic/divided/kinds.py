@@ -106,15 +106,27 @@ def evaluation_and_inference() -> Any:
     return net(nn.Dropout(0.2)), step
 
 
+class Outputs(OrderedDict[str, Any]):
+    """As the outputs of Transformers' models: a dictionary in order, whose entries are attributes, too."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
+
+
 @divided
 def dictionaries() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         out = m({"x": x, "y": [y, None]}, scale=2.0)
-        return F.cross_entropy(out["logits"], y) + out["more"][1].mean()
+        assert list(out) == ["logits", "more"]
+        return F.cross_entropy(out[0], y) + out["more"][1].mean() + out.more[1].square().mean()
 
     def run(self: Any, batch: Any, scale: float) -> Any:
         z = self.net(batch["x"]) * scale
-        return {"logits": z, "more": (batch["y"][0], z.exp())}
+        return Outputs(logits=z, more=(batch["y"][0], z.exp()))
 
     return Of(run), step
 
@@ -129,31 +141,6 @@ def dataclasses_() -> Any:
     return Of(
         lambda self, seen: Seen(self.net(seen.logits), [seen.logits.sum(1) * self.net[0].bias.sum()], "out")
     ), step
-
-
-class Outputs(OrderedDict[str, torch.Tensor]):
-    """As the outputs of Transformers' models: a dictionary in order, whose entries are attributes, too."""
-
-    def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
-
-
-@divided
-def dictionaries_with_attributes() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        out = m(x)
-        assert list(out) == ["logits", "extra"]
-        return F.cross_entropy(out[0], y) + out[1].mean() + out.extra.mean()
-
-    def run(self: Any, x: Any) -> Any:
-        z = self.net(x)
-        return Outputs(logits=z, extra=z.square())
-
-    return Of(run), step
 
 
 @divided
@@ -207,74 +194,47 @@ def plain_values_that_change() -> Any:
 
 
 @divided
-def attributes_that_the_loop_changes() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        m.scale = 1.0 + i // 6
-        m.table["late"] = i >= 9
-        return F.cross_entropy(m(x), y)
+def attributes_of_the_module_and_of_its_class() -> Any:
+    """Each changes at a step of its own, after calls were divided with its value of before."""
+
+    class Scaled(Of):
+        factor = 1.0
+        shared: ClassVar = {"late": False}
 
     def run(self: Any, x: Any) -> Any:
-        return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+        late = self.table["late"] or self.shared["late"]
+        return self.net(x - x.mean(0) if late else x) * self.scale * self.factor
 
-    return Of(run, scale=1.0, table={"late": False}), step
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        m.scale, Scaled.factor = 1.0 + (i >= 6), 1.0 + (i >= 8)
+        m.table["late"], Scaled.shared["late"] = i == 10, i >= 12
+        return F.cross_entropy(m(x), y)
+
+    return Scaled(run, scale=1.0, table={"late": False}), step
 
 
 TEMPERATURE = 1.0
 
 
 @divided
-def an_attribute_of_the_class() -> Any:
-    class Scaled(nn.Module):
-        scale = 1.0
-        table: ClassVar = {"late": False}
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def forward(self, x: Any) -> Any:
-            return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        Scaled.scale, Scaled.table["late"] = 1.0 + i // 5, i >= 9
-        return F.cross_entropy(m(x), y)
-
-    return Scaled(), step
-
-
-@divided
-def what_functions_find_around_them() -> Any:
-    """A function that is an attribute, with a variable and a dictionary of the loop."""
-    scale, table = 1.0, {"late": False}
-
-    def run(self: Any, x: Any) -> Any:
-        return self.net(x - x.mean(0) if table["late"] else x) * scale * TEMPERATURE
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        nonlocal scale
-        scale, table["late"] = 1.0 + i // 4, i >= 10
-        globals()["TEMPERATURE"] = 1.0 + i // 7
-        return F.cross_entropy(m(x), y)
-
-    return Of(run), step
-
-
-@divided
-def what_methods_name_beside_variables() -> Any:
-    """A class of settings, the default value of an argument, an attribute of a function."""
+def what_functions_and_methods_name() -> Any:
+    """Global variables, those of enclosing functions, a class of settings, defaults, an attribute of a function."""
 
     class Settings:
         scale = 1.0
 
-    table = {"scale": 1.0}
+    scale, table, default = 1.0, {"late": False}, {"scale": 1.0}
 
-    def run(self: Any, x: Any, table: Any = table) -> Any:
-        return self.net(x) * Settings.scale * table["scale"] * run.scale
+    def run(self: Any, x: Any, default: Any = default) -> Any:
+        z = self.net(x - x.mean(0) if table["late"] else x)
+        return z * scale * TEMPERATURE * Settings.scale * default["scale"] * run.scale
 
     run.scale = 1.0
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        Settings.scale, table["scale"], run.scale = 1.0 + i // 5, 1.0 + i // 7, 1.0 + i // 9
+        nonlocal scale
+        scale, globals()["TEMPERATURE"], Settings.scale = 1.0 + (i >= 4), 1.0 + (i >= 6) / 2, 1.0 - (i >= 8) / 2
+        default["scale"], run.scale, table["late"] = 1.0 + (i >= 10) / 4, 1.0 - (i >= 12) / 4, i >= 14
         return F.cross_entropy(m(x), y)
 
     return Of(run), step
@@ -384,9 +344,12 @@ def _saved(m: Any) -> Any:
 
 
 @divided
-def dropouts() -> Any:
-    layers = nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)
-    return net(*layers), entropy
+def dropouts_and_a_sampler_on_the_same_stream() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        order = torch.randperm(len(x))
+        return F.cross_entropy(m(x[order]), y[order])
+
+    return net(nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)), step
 
 
 @divided
@@ -414,15 +377,6 @@ def attention_with_dropout() -> Any:
         return F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
 
     return layer, step
-
-
-@divided
-def a_sampler_on_the_same_stream() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        order = torch.randperm(len(x))
-        return F.cross_entropy(m(x[order]), y[order])
-
-    return net(nn.Dropout(0.5)), step
 
 
 @divided

@@ -227,23 +227,6 @@ def maml() -> Loop:
 
 
 @loop()
-def averaged_weights_and_statistics_anew() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = sgd(model)
-    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.02)
-    seen = []
-    for i, (x, y) in enumerate(labelled()):
-        seen.append(x)
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-        if i > 5:
-            averaged.update_parameters(model)
-            scheduler.step()
-    torch.optim.swa_utils.update_bn(seen, averaged)
-    return model, averaged
-
-
-@loop()
 def data_parallel_on_the_cpu() -> Loop:
     model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)))
     optimizer = sgd(model)
