@@ -136,8 +136,8 @@ What a process owns (`ownership`):
 
 What an actor has created (`descent`). Ray's public list needs the dashboard, and names no creators:
 
-- ``GlobalStateAccessor``, ``ray._private.state``, ``GlobalState.gcs_options``: the tables of actors and placement groups, and
-  the address to ask.
+- ``GlobalStateAccessor``, ``ray._private.state``, ``GlobalState.gcs_options``: the tables of actors and of
+  placement groups, and the address to ask.
 - ``ActorTableData.FromString``, ``ActorTableData.DEAD``, ``PlacementGroupTableData.FromString``,
   ``PlacementGroupTableData.REMOVED``, ``PlacementGroupTableData.PENDING``: their rows.
 - ``ActorHandle._actor_id``: the id of a worker that has died.

@@ -226,18 +226,15 @@ class Function(FunctionTrainable):
 
 
 class Play:
-    """One job. ``rng`` decides everything; ``faults``: how many of a thousand steps are faults.
+    """One job. ``rng`` decides everything; ``faults``: how many of a thousand steps are faults."""
 
-    ``doubles``: some answers come twice.
-    """
-
-    def __init__(self, rng: random.Random, faults: int, doubles: bool = True) -> None:
-        self.rng, self.doubles = rng, doubles
-        self.faults = faults
+    def __init__(self, rng: random.Random, faults: int) -> None:
+        self.rng, self.faults = rng, faults
         self.now = 1000.0
         self.lines: list[str] = []
         self.futures: list[Future] = []
         self.calm = self.answers = False
+        self.told_to_leave: list[int] = []
         self.ahead = 0
         one = rng.choice([*KINDS, None])
         grows = rng.random() < 0.6
@@ -520,7 +517,7 @@ class Play:
         self.note("answer", worker.name, future.method, _plain(value), "" if handler else "(unheard)")
         if handler is not None:
             handler(value)
-            if self.doubles and future.method in ("train", "save", "restore") and self._chance(20):
+            if future.method in ("train", "save", "restore") and self._chance(20):
                 handler(value)  # it comes twice
 
     def _chance(self, thousandths: float) -> bool:
@@ -691,10 +688,10 @@ class Play:
                     self.kill(worker)
         elif what == "leave" and self.devices.nodes:
             device = self.rng.choice(list(self.devices.nodes))
-            if self.manager._job.engine.has_device(device) and device not in self.left():
+            if self.manager._job.engine.has_device(device) and device not in self.told_to_leave:
                 self.note("device leaves", device)
                 self.devices.leave.append(device)
-                self.left().append(device)
+                self.told_to_leave.append(device)
         elif what == "gain" and len(self.devices.nodes) < 6:
             self.devices.gain()
         elif what == "late":
@@ -713,9 +710,6 @@ class Play:
                 self.note("budget", trial.name)
                 self.manager.budget_changed(trial.name, self.rng.choice([None, 5.0, 50.0, 500.0]), "g")
 
-    def left(self) -> list[int]:
-        return self.__dict__.setdefault("_told_to_leave", [])
-
     def _tune_acts(self) -> None:
         trial = self.rng.choice(list(self.trials.values()))
         if trial.tracked is None and not trial.over:
@@ -726,7 +720,7 @@ class Play:
     def finish(self) -> None:
         """No further fault happens: all trials come to their ends."""
         self.calm = True
-        for device in [device for device in self.left() if device in self.devices.nodes]:
+        for device in [device for device in self.told_to_leave if device in self.devices.nodes]:
             self.devices.lose(device)
         most = max(1, *(max(int(trial.share), trial.gang) for trial in self.trials.values()))
         idle = 0
@@ -775,15 +769,15 @@ def _plain(value: Any) -> str:
     return repr(value)
 
 
-def play(seed: int, directory: Path, doubles: bool = True) -> list[str]:
-    """Play the schedule of this seed to its end. Returns what happened, line by line. ``doubles``: see `Play`.
+def play(seed: int, directory: Path) -> list[str]:
+    """Play the schedule of this seed to its end. Returns what happened, line by line.
 
     Raises:
         PlayFailed: the driver has lost something, done something twice, or stands still.
     """
     rng = random.Random(seed)
     faults = rng.choice([0, 10, 30, 60, 120])
-    played = Play(rng, faults, doubles)
+    played = Play(rng, faults)
     with played.stage(directory):
         played.begin()
         for _ in range(rng.choice([50, 150, 400])):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
@@ -30,22 +31,6 @@ class Process:
 def process(name: str, device: int) -> Process:
     """The one process of this name."""
     return Process(name, device)
-
-
-@dataclass
-class Shown:
-    """What a leader's reply shows."""
-
-    iteration: int
-    kind: engine.Kind = "plain"
-    result: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 1.0
-    facts: GroupFacts = field(default_factory=GroupFacts)
-    memory: float | None = None
-    ephemeral: float = 0.0
-    compute: float | None = None
-    saved: Any = None
-    rewritten: list[Any] = field(default_factory=list)
 
 
 class Driver:
@@ -97,7 +82,7 @@ class Driver:
 
     def done(self, iteration: int, kind: engine.Kind = "plain", saved: Any = None, **facts: Any) -> list[m.Instruction]:
         """The leader has done an iteration. ``facts``: fields of `GroupFacts`."""
-        shown = Shown(iteration, kind, facts=GroupFacts(**{"address": ADDRESS, **facts}), saved=saved)
+        shown = IterationReply({}, kind, 1.0, iteration, facts=GroupFacts(**{"address": ADDRESS, **facts}), saved=saved)
         return self.hears(m.IterationDone(self.life.calls[0], shown, iteration))
 
     def elastic(self, *devices: int, **facts: Any) -> Driver:
@@ -245,7 +230,7 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
 def test_tune_gets_a_checkpoint_that_was_written_again_before_the_result_after_it() -> None:
     driver = Driver().live()
     driver.asked()
-    shown = Shown(4, rewritten=["third"])
+    shown = IterationReply({}, "plain", 1.0, 4, rewritten=["third"])
     out = kinds(driver.hears(m.IterationDone(driver.life.calls[0], shown, 4)))
     assert out[0] == "KeepCheckpoint" and out[-1] == "TellTune"
     assert driver.hears(m.CheckpointKept()) == []

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray._private import worker as rays
 from ray.tune import PlacementGroupFactory
 
 from fluidtune import FluidExecutor
@@ -20,7 +19,7 @@ from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.tune import worker_specs
+from fluidtune.tune import tuning_job, worker_specs
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, keep_progress
@@ -164,7 +163,7 @@ def test_how_many_devices_one_node_has_is_known_where_none_come(
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newer Rays have no such mode. Seen: the script's own process was cleaned as a worker's."""
     for local in (False, True):
-        monkeypatch.setattr(rays.global_worker, "mode", 2 if local else None)
+        monkeypatch.setattr(tuning_job, "in_local_mode", lambda local=local: local)
         made = TuningJob.for_controller(tried.job._controller, tried.job.scheduler, tunes_trial(), ExitStack())
         assert (made is None) == local
 
