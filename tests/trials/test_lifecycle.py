@@ -263,26 +263,6 @@ def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, st
     assert driver.life.squeezed
 
 
-def test_a_trial_that_needs_further_devices_begins_anew_as_a_gang() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.RoomLacking(driver.call, "two workers", devices=3))
-    assert kinds(out)[0] == "Write" and out[-1] == m.Spread(m.Shown(devices=3)) and driver.life.place == "queued"
-    assert told(out) == [engine.WorkerLost("a")]
-    assert told(driver.hears(m.Learned(m.Shown(devices=3)))) == [engine.GangFound("a", 3)]
-    assert driver.placed(2, 3, 4) == [m.RequestLeader(2, (3, 4), 2)]
-    driver.found()
-    assert kinds(driver.loaded()) == ["TellRecovered", "CallLeader"], "it goes on with what Tune has asked for"
-
-
-@pytest.mark.parametrize("other", [True, False])
-def test_a_trial_whose_device_has_failed_goes_on_if_there_is_another(other: bool) -> None:
-    driver = Driver().live()
-    driver.asked()
-    event = m.CannotStay(driver.call, "Xid 79") if other else m.Raised(driver.call, ERROR, final=True)
-    assert told(driver.hears(event)) == [engine.WorkerLost("a") if other else engine.TrialEnded("a", "failed")]
-
-
 # --- its followers
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from ray import tune
-from ray.tune import Checkpoint
 
 import fluidtune
 from tests.tune.running import Recorder, events_of, fit
+from tests.tune.trainables import began_at, report_saved
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.timeout(150)]
 
@@ -96,31 +96,21 @@ def grows(config: dict[str, Any]) -> None:
 
     The first is there until the second is done.
     """
-    start = 0
-    checkpoint = tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory:
-            start = int(Path(directory, "at").read_text())
-    kept = []
+    start, kept, done = began_at(), [], Path(config["done"])
     for at in range(start + 1, 1000):
-        over = Path(config["scratch"], f"2-{config['n']}").exists()
-        if at > config["n"] and (config["x"] == 2 or over):
+        if at > config["n"] and (config["x"] == 2 or done.exists()):
             break
         time.sleep(0.05)
         if config["x"] == 2 and at >= 3 and not kept:
             kept.append(touched(400 * MB))
-        directory = Path(config["scratch"], f"{config['x']}-{at}")
-        directory.mkdir(exist_ok=True)
-        (directory / "at").write_text(str(at))
-        report = {"score": float(at), "began": start, "pid": os.getpid()}
-        tune.report(report, checkpoint=Checkpoint.from_directory(str(directory)))
+        report_saved(at, {"score": float(at), "began": start})
+    done.touch()
 
 
 @pytest.mark.core
 @pytest.mark.usefixtures("ray2")
 def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigger_one(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    space = {"x": tune.grid_search([1, 2]), "n": 14, "scratch": str(tmp_path / "scratch")}
+    space = {"x": tune.grid_search([1, 2]), "n": 14, "done": str(tmp_path / "done")}
     told = Recorder()
     results = fit("fluid", grows, space, tmp_path, executor=lanes(memory=2400 * MB), run={"callbacks": [told]})
     assert not results.errors

@@ -194,47 +194,74 @@ def plain_values_that_change() -> Any:
 
 
 @divided
-def attributes_of_the_module_and_of_its_class() -> Any:
-    """Each changes at a step of its own, after calls were divided with its value of before."""
-
-    class Scaled(Of):
-        factor = 1.0
-        shared: ClassVar = {"late": False}
-
-    def run(self: Any, x: Any) -> Any:
-        late = self.table["late"] or self.shared["late"]
-        return self.net(x - x.mean(0) if late else x) * self.scale * self.factor
-
+def attributes_that_the_loop_changes() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        m.scale, Scaled.factor = 1.0 + (i >= 6), 1.0 + (i >= 8)
-        m.table["late"], Scaled.shared["late"] = i == 10, i >= 12
+        m.scale = 1.0 + i // 6
+        m.table["late"] = i >= 9
         return F.cross_entropy(m(x), y)
 
-    return Scaled(run, scale=1.0, table={"late": False}), step
+    def run(self: Any, x: Any) -> Any:
+        return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+
+    return Of(run, scale=1.0, table={"late": False}), step
 
 
 TEMPERATURE = 1.0
 
 
 @divided
-def what_functions_and_methods_name() -> Any:
-    """Global variables, those of enclosing functions, a class of settings, defaults, an attribute of a function."""
+def an_attribute_of_the_class() -> Any:
+    class Scaled(nn.Module):
+        scale = 1.0
+        table: ClassVar = {"late": False}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        Scaled.scale, Scaled.table["late"] = 1.0 + i // 5, i >= 9
+        return F.cross_entropy(m(x), y)
+
+    return Scaled(), step
+
+
+@divided
+def what_functions_find_around_them() -> Any:
+    """A function that is an attribute, with a variable and a dictionary of the loop."""
+    scale, table = 1.0, {"late": False}
+
+    def run(self: Any, x: Any) -> Any:
+        return self.net(x - x.mean(0) if table["late"] else x) * scale * TEMPERATURE
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        nonlocal scale
+        scale, table["late"] = 1.0 + i // 4, i >= 10
+        globals()["TEMPERATURE"] = 1.0 + i // 7
+        return F.cross_entropy(m(x), y)
+
+    return Of(run), step
+
+
+@divided
+def what_methods_name_beside_variables() -> Any:
+    """A class of settings, the default value of an argument, an attribute of a function."""
 
     class Settings:
         scale = 1.0
 
-    scale, table, default = 1.0, {"late": False}, {"scale": 1.0}
+    table = {"scale": 1.0}
 
-    def run(self: Any, x: Any, default: Any = default) -> Any:
-        z = self.net(x - x.mean(0) if table["late"] else x)
-        return z * scale * TEMPERATURE * Settings.scale * default["scale"] * run.scale
+    def run(self: Any, x: Any, table: Any = table) -> Any:
+        return self.net(x) * Settings.scale * table["scale"] * run.scale
 
     run.scale = 1.0
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        nonlocal scale
-        scale, globals()["TEMPERATURE"], Settings.scale = 1.0 + (i >= 4), 1.0 + (i >= 6) / 2, 1.0 - (i >= 8) / 2
-        default["scale"], run.scale, table["late"] = 1.0 + (i >= 10) / 4, 1.0 - (i >= 12) / 4, i >= 14
+        Settings.scale, table["scale"], run.scale = 1.0 + i // 5, 1.0 + i // 7, 1.0 + i // 9
         return F.cross_entropy(m(x), y)
 
     return Of(run), step
