@@ -83,7 +83,7 @@ Tune's algorithms and stoppers (`schedulers`):
   ``PopulationBasedTraining._time_attr``: the attribute of a result in which the algorithm counts.
 - ``AsyncHyperBandScheduler._max_t``: how long a trial may train.
 - ``AsyncHyperBandScheduler._stop_last_trials``, ``AsyncHyperBandScheduler._brackets``,
-  ``AsyncHyperBandScheduler._trial_info``, ``AsyncBracket._rungs``: whether that ends it; the brackets, which of them
+  ``AsyncHyperBandScheduler._trial_info``, ``_Bracket._rungs``: whether that ends it; the brackets, which of them
   each trial is in, and their rungs, to which higher ones are added (of the ``_Bracket`` of ASHA's module).
 - ``HyperBandScheduler._hyperbands``: the brackets.
 - ``HyperBandScheduler._process_bracket``: halves a bracket that HyperBand itself does not look at any more.
@@ -136,8 +136,8 @@ What a process owns (`ownership`):
 
 What an actor has created (`descent`). Ray's public list needs the dashboard, and names no creators:
 
-- ``GlobalStateAccessor``, ``ray._private.state``, ``state.gcs_options``: the tables of actors and placement groups, and
-  the address to ask.
+- ``GlobalStateAccessor``, ``ray._private.state``, ``GlobalState.gcs_options``: the tables of actors and of
+  placement groups, and the address to ask.
 - ``ActorTableData.FromString``, ``ActorTableData.DEAD``, ``PlacementGroupTableData.FromString``,
   ``PlacementGroupTableData.REMOVED``, ``PlacementGroupTableData.PENDING``: their rows.
 - ``ActorHandle._actor_id``: the id of a worker that has died.
@@ -166,7 +166,7 @@ The cluster (`cluster_state`):
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
 - ``Worker.gcs_client``: the connection to ask it by, also for the status that Ray's monitor keeps for ``ray status``,
   and for what an actor keeps beyond its process (`kept_state`).
-- ``state.get_draining_nodes``: the nodes that Ray drains, as for a spot instance that is about to be taken away.
+- ``GlobalState.get_draining_nodes``: the nodes that Ray drains, as for a spot instance that is about to be taken away.
 - ``Worker.mode``: whether Ray runs everything in this process (in old Rays only).
 
 The job (`job_metadata`):

@@ -109,13 +109,6 @@ def momentum(report: Report) -> Any:
     return model.state_dict()
 
 
-def loader_with_generator(report: Report) -> Any:
-    model, optimizer, loader = elastic.prepare(*parts(generator=torch.Generator().manual_seed(3)))
-    for _ in elastic.epochs(0, EPOCHS):
-        report(loss=sum(step(model, optimizer, x, y) for x, y in loader), draw=torch.rand(()).item())
-    return model.state_dict()
-
-
 def counter_in_state(report: Report) -> Any:
     model, optimizer, loader = elastic.prepare(*parts())
     progress = elastic.state(steps=0, best=float("inf"), history=[])
@@ -130,16 +123,16 @@ def counter_in_state(report: Report) -> Any:
     return model.state_dict()
 
 
-def numpy_draws(report: Report) -> Any:
-    model, optimizer, loader = parts()
-    own = numpy.random.default_rng(1)
+def draws_of_all_kinds(report: Report) -> Any:
+    model, optimizer, loader = parts(generator=torch.Generator().manual_seed(3))
+    views, own = list(model.parameters()), numpy.random.default_rng(1)  # the views stand for what was prepared
     elastic.prepare(model, optimizer, loader, own)
     for _ in elastic.epochs(0, EPOCHS):
         loss = 0.0
         for x, y in loader:
             noise = torch.from_numpy(numpy.random.normal(size=x.shape) * own.random() * random.random()).float()
             loss += step(model, optimizer, x + noise, y)
-        report(loss=loss)
+        report(loss=loss, draw=torch.rand(()).item(), norm=sum(view.norm().item() for view in views))
     return model.state_dict()
 
 
@@ -210,9 +203,8 @@ def reports_twice(report: Report) -> Any:
 
 WHOLE = [
     momentum,
-    loader_with_generator,
     counter_in_state,
-    numpy_draws,
+    draws_of_all_kinds,
     accumulated,
     weighted_sampler,
     dropout_and_norm,

@@ -15,7 +15,7 @@ from fluidtune import elastic
 from fluidtune.elastic.commits.carried import Carried, read_first
 
 from .kept_loops import EPOCHS, net, parts, step
-from .restarts import Trial, same
+from .restarts import Trial
 
 SEEN: list[list[str]] = []
 
@@ -175,55 +175,6 @@ def test_what_is_no_state_has_no_mark():
     assert marked({"model": model}, {"model": net()}, [model])[0] == ["model"]
 
 
-# -- loops that go on --
-
-
-class Meter:
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self.sum, self.count = 0.0, 0
-
-    def update(self, value):
-        self.sum, self.count = self.sum + value, self.count + 1
-
-
-class Bar:
-    """As a progress bar: it counts, and it has the time."""
-
-    __module__ = "tqdm.std"
-
-    def __init__(self, of):
-        self.of, self.n, self.start_t = of, 0, time.time()
-
-    def __iter__(self):
-        for each in self.of:
-            yield each
-            self.n += 1
-
-
-def bars_and_meters(report):
-    model, optimizer, loader = elastic.prepare(*parts())
-    losses, batch_time, criterion, device = Meter(), Meter(), torch.nn.MSELoss(), torch.device("cpu")
-    views, whole = list(model.parameters()), torch.nn.Sequential(model)  # they stand for what was prepared
-    bar, start = Bar(elastic.epochs(0, EPOCHS)), time.time()
-    for _ in bar:
-        losses.reset()
-        begun = time.time()
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = criterion(whole(x.to(device)), y)
-            loss.backward()
-            optimizer.step()
-            losses.update(loss.item())
-            batch_time.update(time.time() - begun)
-        norm, seconds = sum(view.norm().item() for view in views), time.time() - start
-        report(loss=losses.sum / losses.count, norm=norm, seconds=seconds)
-        start = time.time()
-    return model.state_dict()
-
-
 class Counting:
     def __init__(self, report):
         self.model, self.optimizer, self.loader = elastic.prepare(*parts())
@@ -233,16 +184,6 @@ class Counting:
         for _ in elastic.epochs(0, EPOCHS):
             self.calls += 1
             self.report(loss=sum(step(self.model, self.optimizer, x, y) for x, y in self.loader))
-
-
-def test_what_looks_like_state_of_the_loops_own_is_no_reason_to_begin_anew(tmp_path):
-    expected = Trial(tmp_path / "alone", at=set()).life(bars_and_meters)
-    trial = Trial(tmp_path / "killed")
-    trial.life(bars_and_meters, dies=6)
-    time.sleep(0.01)
-    value = trial.life(bars_and_meters)
-    assert trial.said == [None, None], trial.said
-    assert same(value, expected) and trial.ran[1] == [5, 6, 7, 8, 9]
 
 
 def test_a_counter_that_does_nothing_yet_is_found_in_the_object_that_has_it(tmp_path):

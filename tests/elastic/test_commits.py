@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -122,19 +118,6 @@ def test_a_verdict_that_is_not_whole_is_none(tmp_path, damage):
     path = tmp_path / "verdict"
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert loaded(tmp_path) == (4, (1, 2))
-
-
-def test_a_proof_holds_until_a_trial_is_twice_as_old_and_for_one_configuration(tmp_path):
-    store = store_in(tmp_path)
-    keep(store, 1), keep(store, 2)
-    store.note_proved("f", 2)
-    for iteration, expected in [(4, (4, None)), (6, (6, None)), (7, (7, (6, 7))), (9, (9, (6, 7)))]:
-        keep(store, iteration)
-        assert loaded(tmp_path) == expected
-    keep(store, 10, fingerprint="g")
-    assert loaded(tmp_path) is None
-    keep(store, 11, fingerprint="g")
-    assert loaded(tmp_path) == (11, (10, 11))
 
 
 def test_a_trial_that_was_refused_has_no_commits_and_another_configuration_has(tmp_path):
@@ -334,53 +317,6 @@ def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_p
             with pytest.raises(TypeError, match="its own method"):
                 elastic.state(**{name: 1})
     assert elastic.prepare(model, 3) == (model, 3) and list(elastic.epochs(2, 4)) == [2, 3]
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from tests.elastic import kept_loops
-from tests.elastic.restarts import Trial
-import torch
-torch.set_num_threads(1)
-kept_loops.EPOCHS = 400
-trial = Trial(Path(sys.argv[1]))
-trial.results = [None] * 10**6  # Tune has them all
-def loop(report):
-    def said(**metrics):
-        report(**metrics)
-        print(trial.iteration, repr(metrics["loss"]), flush=True)
-    return kept_loops.dropout_and_norm(said)
-trial.life(loop)
-assert trial.said == [None], trial.said
-print("end")
-"""
-
-
-def lives_of(folder, kills):
-    """Iteration -> its loss, in processes of which each is killed when it has reported so many times."""
-    losses = {}
-    for kill in (*kills, None):
-        command = [sys.executable, "-c", KILLED, str(folder)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            for number, line in enumerate(process.stdout, 1):
-                if line.strip() != "end":
-                    iteration, loss = line.split()
-                    assert losses.setdefault(int(iteration), loss) == loss
-                if number == kill:
-                    process.send_signal(signal.SIGKILL)
-        assert process.returncode == (-signal.SIGKILL if kill else 0)
-    return losses
-
-
-@pytest.mark.slow
-@pytest.mark.faults
-def test_killed_processes_leave_commits_and_the_trial_is_what_it_would_have_been(tmp_path):
-    losses = lives_of(tmp_path / "killed", [1, 2, 3, 57, 80])
-    assert losses == lives_of(tmp_path / "alone", [])
-    assert sorted(losses) == list(range(1, 401))
-    assert len(os.listdir(tmp_path / "killed")) <= 5, "three commits, a verdict, at most one that was being written"
 
 
 @pytest.mark.parametrize("parameters", [torch.float64, torch.bfloat16])

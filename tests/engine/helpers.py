@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from fluidtune.engine import Engine
@@ -61,6 +62,16 @@ def grows(trial: str) -> tuple[m.Event, m.Event]:
 
 def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> m.TrialAdded:
     return m.TrialAdded(trial, group, "plain", iterations, share)
+
+
+def alone(
+    devices: int = 2, iterations: float | None = 100, models: Sequence[m.ModelFound] = (), **settings: float
+) -> Bench:
+    """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
+    bench = Bench(devices, **settings)
+    assert bench(*models, plain("a", iterations)) == [start("a", (0,), 1.0)]
+    assert bench(*grows("a")) == []
+    return bench
 
 
 # Instructions as tests expect them: two are equal whatever their reasons, which tests/engine/test_reasons.py looks at.

@@ -2,89 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fluidtune.engine import DeviceDemand, Engine, with_arrivals
+from fluidtune.engine import DeviceDemand, with_arrivals
 from fluidtune.engine import messages as m
-from tests.engine.helpers import resize, suspend
+from tests.engine.helpers import Bench, elastic, plain, resize, suspend
 
 
-def engine_with(devices: int, *trials: m.TrialAdded, **group: Any) -> Engine:
-    engine = Engine()
-    engine.handle(*(m.DeviceGained(device) for device in range(devices)), m.GroupAnnounced("g", **group), now=0.0)
-    engine.handle(*trials, now=0.0)
-    return engine
+def growing(**settings: int) -> Bench:
+    """A trial that can grow, measured on the only device."""
+    bench = Bench(1, **settings)
+    bench(elastic("a"))
+    assert bench.engine.demand(8).growing == 0, "nothing is known of it"
+    bench.results("a", 10.0, 4)
+    return bench
 
 
-def added(
-    *names: str, kind: m.Kind = "plain", share: float = 1.0, iterations: float = 100.0, growable: bool = False
-) -> list[m.TrialAdded]:
-    return [m.TrialAdded(name, "g", kind, iterations, share, growable=growable) for name in names]
-
-
-def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1.0, results: int = 4) -> None:
-    for _ in range(results):
-        engine.handle(m.Result(trial, seconds, width), now=1.0)
-
-
-def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
+def test_a_trial_that_must_keep_to_one_worker_is_no_demand() -> None:
     # Seen: a job on demand kept one device more than it could use for each such trial.
-    engine = engine_with(1, *added("a", kind="elastic", growable=True))
-    assert engine.demand(8).growing == 0, "nothing is known of it"
-    measured(engine, "a")
-    assert engine.demand(8).growing == 1 and engine.demand(0).growing == 0
-    engine.handle(m.GrowthEnded("a"), now=2.0)
-    assert engine.demand(8) == DeviceDemand()
-    assert engine.handle(m.DeviceGained(1), now=3.0) == []
+    bench = growing()
+    assert bench.engine.demand(8).growing == 1 and bench.engine.demand(0).growing == 0
+    bench(m.GrowthEnded("a"))
+    assert bench.engine.demand(8) == DeviceDemand()
+    assert bench(m.DeviceGained(1)) == []
 
 
 def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:
-    engine = engine_with(1, *added("a", kind="elastic", growable=True))
-    measured(engine, "a")
-    devices = 1
+    bench, devices = growing(), 1
     for _ in range(3):
-        growing = engine.demand(4).growing
-        out = engine.handle(*(m.DeviceGained(devices + k) for k in range(growing)), now=2.0)
-        (resize,) = [each for each in out if isinstance(each, m.Resize)]
-        devices += growing
-        assert growing and len(resize.devices) == devices, "every device that was asked for is used"
-        assert engine.demand(4).grown == tuple(range(1, devices)), "promised devices count"
-        engine.handle(m.Resized("a", resize.devices, 0.1), now=3.0)
-        measured(engine, "a", 10.0 / devices, float(devices))
-    assert engine.demand(4).grown == tuple(range(1, devices))
+        growing_now = bench.engine.demand(4).growing
+        (resize,) = bench(*(m.DeviceGained(devices + k) for k in range(growing_now)))
+        devices += growing_now
+        assert growing_now and len(resize.devices) == devices, "every device that was asked for is used"
+        assert bench.engine.demand(4).grown == tuple(range(1, devices)), "promised devices count"
+        bench(m.Resized("a", resize.devices, 0.1))
+        bench.results("a", 10.0 / devices, 4, width=devices)
+    assert bench.engine.demand(4).grown == tuple(range(1, devices))
 
 
 def test_nothing_grows_while_a_trial_waits() -> None:
-    engine = engine_with(1, *added("a", kind="elastic", growable=True))
-    measured(engine, "a")
-    engine.handle(*added("b"), now=2.0)
-    assert engine.demand(8) == DeviceDemand({1: 1})
+    bench = growing()
+    bench(plain("b"))
+    assert bench.engine.demand(8) == DeviceDemand({1: 1})
 
 
 def test_max_workers_limits_growth() -> None:
-    engine = Engine(max_workers=2)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a", kind="elastic", growable=True), now=0.0)
-    measured(engine, "a")
-    out = engine.handle(m.DeviceGained(1), now=1.0)
-    assert out == [resize("a", (0, 1))]
-    engine.handle(m.Resized("a", (0, 1), 0.1), now=1.0)
-    measured(engine, "a", 5.0, 2.0)
-    assert engine.demand(8).growing == 0
+    bench = growing(max_workers=2)
+    assert bench(m.DeviceGained(1)) == [resize("a", (0, 1))]
+    bench(m.Resized("a", (0, 1), 0.1))
+    bench.results("a", 5.0, 4, width=2)
+    assert bench.engine.demand(8).growing == 0
 
 
 def test_a_trial_that_is_on_its_way_to_an_idle_device_has_a_claim_to_it() -> None:
-    engine = Engine(max_packing=2)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a", kind="checkpointing"), now=0.0)
-    measured(engine, "a")
-    engine.handle(*added("b"), now=1.0)
-    measured(engine, "a", 20.0, 0.5)
-    measured(engine, "b", 20.0, 0.5)
-    assert engine.demand(8).claimed == 0
-    assert engine.handle(m.DeviceGained(1), now=2.0) == [suspend("a")]
-    assert engine.is_free(1) and engine.demand(8) == DeviceDemand(claimed=1)
-    assert with_arrivals(engine.demand(8), [1.0]).claimed == 1
-    engine.handle(m.TrialEnded("a", "paused"), *added("a", kind="checkpointing"), now=9.0)
-    assert not engine.is_free(1) and engine.demand(8).claimed == 0
+    bench, a = Bench(1, max_packing=2), m.TrialAdded("a", "g", "checkpointing", 100)
+    bench(a)
+    bench.results("a", 10.0, 4)
+    bench(plain("b"))
+    bench.results("a", 20.0, 4, width=0.5)
+    bench.results("b", 20.0, 4, width=0.5)
+    assert bench.engine.demand(8).claimed == 0
+    assert bench(m.DeviceGained(1)) == [suspend("a")]
+    assert bench.engine.is_free(1) and bench.engine.demand(8) == DeviceDemand(claimed=1)
+    assert with_arrivals(bench.engine.demand(8), [1.0]).claimed == 1
+    bench(m.TrialEnded("a", "paused"), a)
+    assert not bench.engine.is_free(1) and bench.engine.demand(8).claimed == 0
 
 
 def test_trials_that_arrive_are_counted_before_the_engine_hears_of_them() -> None:

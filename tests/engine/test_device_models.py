@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fluidtune.engine import messages as m
 from fluidtune.engine.device_table import DeviceModels
-from tests.engine.helpers import Bench, grows, plain, resize, start
+from tests.engine.helpers import Bench, alone, plain, resize, start
 
 FAST, SLOW = "H100", "L4"
 
@@ -18,17 +18,9 @@ def told(models: str) -> list[m.ModelFound]:
     return [m.ModelFound(at, {"F": FAST, "S": SLOW}[model]) for at, model in enumerate(models) if model != "?"]
 
 
-def alone(devices: int, events: list[m.ModelFound], **settings: int) -> Bench:
-    """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
-    bench = Bench(devices, **settings)
-    assert bench(*events, plain("a", 1000)) == [start("a", (0,), 1.0)]
-    assert bench(*grows("a")) == []
-    return bench
-
-
 @pytest.mark.parametrize("models", ["FSFSFF", "FSFS??", "?SFS??"])
 def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
-    bench = alone(6, told(models))
+    bench = alone(6, 1000, told(models))
     assert bench(m.ModelFound(0, FAST), m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
     bench(m.Resized("a", (0, 2), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)
@@ -37,7 +29,7 @@ def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
 
 
 def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
-    bench = alone(4, told("FSSF"))
+    bench = alone(4, 1000, told("FSSF"))
     bench(m.Result("a", 1.0, 1))
     bench(m.Resized("a", (0, 3), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)

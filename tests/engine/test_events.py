@@ -70,19 +70,6 @@ def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwh
     assert bench(m.Resized("a", (0,), 0.0)) == []
 
 
-def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promised():
-    bench = Bench(3)
-    assert bench.engine.held_devices() == {}
-    bench(elastic("a", 100), m.TrialAdded("b", "g", "plain", 1))
-    assert bench.engine.held_devices() == {"a": (0, 1), "b": (2,)}
-    assert bench.engine.trial("a").devices == (0,)
-    bench(m.Resized("a", (0, 1), 0.1), m.TrialEnded("b", "paused"))
-    assert bench.engine.held_devices() == {"a": (0, 1)}
-    bench(m.DeviceLost(0))
-    assert bench.engine.held_devices() == {"a": (1, 2)}
-    assert bench.engine.trial("a").devices == (1,)
-
-
 def test_an_unknown_budget_is_estimated_from_finished_trials_then_from_iterations_done():
     bench = Bench(2)
     bench(plain("a", None), plain("b", None))

@@ -285,8 +285,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_can_leave_leaves(self):
-        if not hasattr(self, "trials"):
-            return
         assert not self.leaving & set(self.engine.idle_devices)
         for name in self.those("running"):
             trial = self.trials[name]
@@ -363,8 +361,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self):
-        if not hasattr(self, "trials"):
-            return
         tenants: dict[int, list[str]] = {device: [] for device in self.nodes}
         for name, trial in self.trials.items():
             view = self.engine.trial(name)
@@ -378,8 +374,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_idles_that_could_start(self):
-        if not hasattr(self, "trials"):
-            return
         running = Counter(self.trials[name].group for name in self.those("running", "suspending"))
         idle = self.engine.idle_devices
         sizes = Counter(node for device, node in self.nodes.items() if device not in self.leaving)
@@ -409,8 +403,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def limits_hold(self):
-        if not hasattr(self, "trials"):
-            return
         running = [self.trials[name] for name in self.those("running", "suspending")]
         assert sum(trial.group == "three" for trial in running) <= 3
         for trial in running:

@@ -74,19 +74,6 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
     assert devices.most() == 1
 
 
-def test_one_very_slow_iteration_does_not_end_the_search():
-    devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
-    while devices.most() == 1:
-        devices.turn()
-    usual, devices.times = devices.times, {1: 1.0, 2: 4.4, 3: 9.0, 4: 9.0}  # as if they evaluated in this iteration
-    gone = devices.until_suspended()
-    devices.times = usual
-    devices.move(gone)
-    for _ in range(12):
-        devices.turn()
-    assert devices.bench.engine.c >= 2
-
-
 def test_the_largest_memory_seen_limits_sharing_later_too():
     devices = Device({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, devices=1, trials=3, memory=0.3)
     while devices.bench.engine.c < 3:

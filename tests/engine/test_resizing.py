@@ -3,15 +3,7 @@
 import pytest
 
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, start
-
-
-def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
-    """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
-    bench = Bench(devices, **settings)
-    assert bench(plain("a", iterations)) == [start("a", (0,), 1.0)]
-    assert bench(*grows("a")) == []
-    return bench
+from tests.engine.helpers import Bench, alone, book, elastic, grows, holders, plain, release, resize, start
 
 
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
@@ -192,6 +184,3 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
             break
     assert [len(instruction.devices) for instruction in told] == [2] and 96 in told[0].devices
     assert events <= 96 / 32 + 1
-
-
-# --- devices that leave

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,48 +32,42 @@ def test_an_overhead_beyond_floats_is_infinite_not_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("call", "words"),
     [
-        ({"height": -1.0}, "height is -1.0"),
-        ({"height": math.nan}, "height is nan"),
-        ({"height": math.inf}, "height is inf"),
-        ({"height": 1.0, "alpha": 0.9}, "alpha is 0.9"),
-        ({"height": 1.0, "beta": 0.5}, "beta is 0.5"),
-        ({"height": 1.0, "beta": math.nan}, "beta is nan"),
+        *(
+            (lambda values=values: TrialLoad("a", **{"height": 1.0, **values}), f"{words}.*pass")
+            for values, words in (
+                ({"height": -1.0}, "height is -1.0"),
+                ({"height": math.nan}, "height is nan"),
+                ({"height": math.inf}, "height is inf"),
+                ({"alpha": 0.9}, "alpha is 0.9"),
+                ({"beta": 0.5}, "beta is 0.5"),
+                ({"beta": math.nan}, "beta is nan"),
+            )
+        ),
+        *(
+            (lambda width=width: runtime(TrialLoad("a", 1.0), width), "width is")
+            for width in (0, -1, 1.5, Fraction(3, 2), math.nan, math.inf, "1")
+        ),
+        *(
+            (lambda times=times: packing_limit(times, 0.1), words)
+            for times, words in (
+                ({2: 1.0}, "not 1"),
+                ({}, "not 1"),
+                ({1: math.nan}, r"times\[1\] is nan"),
+                ({1: 1.0, 2: -1.0}, r"times\[2\] is -1.0"),
+                ({1: 0.0}, r"times\[1\] is 0.0"),
+                ({1: 1.0, 2: []}, r"times\[2\] is \[\]"),
+                ({1: 1.0, 2: [1.0, math.inf]}, r"times\[2\]"),
+                ({0: 1.0, 1: 1.0}, "key 0"),
+            )
+        ),
+        (lambda: packing_limit({1: 1.0}, math.nan), "threshold is nan"),
     ],
 )
-def test_a_bad_load_is_refused_with_its_value_and_a_remedy(values: dict[str, float], words: str) -> None:
-    with pytest.raises(ValueError, match=f"{words}.*pass"):
-        TrialLoad("a", **values)
-
-
-@pytest.mark.parametrize("width", [0, -1, 1.5, Fraction(3, 2), math.nan, math.inf, "1"])
-def test_a_width_is_a_share_or_whole_devices(width: object) -> None:
-    with pytest.raises(ValueError, match="width is"):
-        runtime(TrialLoad("a", 1.0), width)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("times", "words"),
-    [
-        ({2: 1.0}, "not 1"),
-        ({}, "not 1"),
-        ({1: math.nan}, r"times\[1\] is nan"),
-        ({1: 1.0, 2: -1.0}, r"times\[2\] is -1.0"),
-        ({1: 0.0}, r"times\[1\] is 0.0"),
-        ({1: 1.0, 2: []}, r"times\[2\] is \[\]"),
-        ({1: 1.0, 2: [1.0, math.inf]}, r"times\[2\]"),
-        ({0: 1.0, 1: 1.0}, "key 0"),
-    ],
-)
-def test_bad_times_are_refused(times: dict, words: str) -> None:
+def test_what_is_no_load_width_time_or_threshold_is_refused_with_its_value(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        packing_limit(times, 0.1)
-
-
-def test_a_bad_threshold_is_refused() -> None:
-    with pytest.raises(ValueError, match="threshold is nan"):
-        packing_limit({1: 1.0}, math.nan)
+        call()
 
 
 @given(st.floats(1, 3), st.floats(-0.5, 0.9), st.integers(1, 8))

@@ -98,14 +98,6 @@ class Extended:
         return "the used resources"
 
 
-def test_tunes_default_output_shows_our_status_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from ray.tune import tune
-    from ray.tune.experimental.output import AirVerbosity, TuneTerminalReporter
-
-    tune._report_air_progress(Extended(), TuneTerminalReporter(AirVerbosity.DEFAULT))
-    assert "the used resources\nthe status line\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("kind", ["JupyterNotebookReporter", "CLIReporter"])
 def test_a_notebook_and_the_old_output_show_our_status_line_once(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

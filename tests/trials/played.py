@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 from ray.exceptions import RayActorError
-from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 import fluidtune.tune
@@ -38,7 +37,7 @@ from fluidtune.tune.device_setup import DeviceSetup
 from tests.engine.invariants import check_engine
 from tests.trials.life_invariants import check_life
 from tests.tune.trainables import Stepper
-from tests.tune.tried_manager import Pool
+from tests.tune.tried_manager import Devices, Pool, tunes_trial
 
 #: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
 KINDS = ("plain", "saving", "class", "elastic", "elastic")
@@ -96,13 +95,6 @@ class PlayedWorker:
         return SimpleNamespace(remote=lambda *args: self.play.called(self, method, args))
 
 
-class TunesTrial(SimpleNamespace):
-    """Tune's object of a trial, by its name."""
-
-    def __str__(self) -> str:
-        return str(self.trial_id)
-
-
 @dataclass(eq=False)
 class PlayedTrial:
     """Tune's trial, and what Tune does with it."""
@@ -136,57 +128,29 @@ class PlayedTrial:
         return {"class": "checkpointing", "saving": "checkpointing", "plain": "plain"}.get(self.kind, "elastic")
 
 
-class PlayedDevices:
-    """A device source."""
+class PlayedDevices(Devices):
+    """Devices that come and go."""
 
-    urgent = True
+    urgent = True  # type: ignore[assignment]
 
     def __init__(self, nodes: dict[int, str]) -> None:
-        self.nodes = dict(nodes)
-        self.reasons: dict[int, str] = {}
-        self.given_back: list[int] = []
-        self.came, self.gone = dict(nodes), list[int]()
+        super().__init__(dict(nodes))
         self.leave: list[int] = []
         self.next = len(nodes)
-
-    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
-        return came, gone
 
     def leaving(self) -> list[int]:
         leave, self.leave = self.leave, []
         return [device for device in leave if device in self.nodes]
 
-    def group(self, device: int) -> str:
-        assert device in self.nodes
-        return f"group{device}"
-
-    def bundle(self, device: int) -> int:
-        return 0
-
     def gain(self) -> None:
         device, self.next = self.next, self.next + 1
-        self.nodes[device] = self.came[device] = f"node{device % 2}"
-
-    def lose(self, device: int) -> None:
-        if device in self.came:
-            del self.came[device]
-        else:
-            self.gone.append(device)
-        del self.nodes[device]
+        self._nodes[device] = self.came[device] = f"node{device % 2}"
 
     def give_up(self, device: int, why: str) -> bool:
         if len(self.nodes) < 2 or device not in self.nodes:
             return False
-        self.reasons[device] = why
         self.lose(device)
         return True
-
-    def revoked(self, device: int, group: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PlayedPool(Pool):
@@ -239,16 +203,14 @@ class PlayedPool(Pool):
         self.idle.setdefault(worker.device, []).append(worker)
 
     def forget_worker(self, worker: PooledWorker) -> None:
-        del self.workers[worker.name]
+        super().forget_worker(worker)
         if worker in self.idle.get(worker.device, []):
             self.idle[worker.device].remove(worker)
 
     def discard_worker(self, worker: PooledWorker) -> None:
         self._play.note("discarded", worker.name)
-        self.forget_worker(worker)
+        super().discard_worker(worker)
         self._play.kill(worker.actor)
-
-    kill_worker = discard_worker
 
     def discard_idle_workers(self, device: int) -> None:
         for worker in list(self.idle.get(device, [])):
@@ -264,18 +226,15 @@ class Function(FunctionTrainable):
 
 
 class Play:
-    """One job. ``rng`` decides everything; ``faults``: how many of a thousand steps are faults.
+    """One job. ``rng`` decides everything; ``faults``: how many of a thousand steps are faults."""
 
-    ``doubles``: some answers come twice.
-    """
-
-    def __init__(self, rng: random.Random, faults: int, doubles: bool = True) -> None:
-        self.rng, self.doubles = rng, doubles
-        self.faults = faults
+    def __init__(self, rng: random.Random, faults: int) -> None:
+        self.rng, self.faults = rng, faults
         self.now = 1000.0
         self.lines: list[str] = []
         self.futures: list[Future] = []
         self.calm = self.answers = False
+        self.told_to_leave: list[int] = []
         self.ahead = 0
         one = rng.choice([*KINDS, None])
         grows = rng.random() < 0.6
@@ -377,25 +336,13 @@ class Play:
     def begin(self) -> None:
         """Tune makes its trials, and asks for the actors of all of them."""
         for trial in self.trials.values():
-            request = PlacementGroupFactory([{self.resource: trial.share}])
             cls = Stepper if trial.kind == "class" else Function
-            trial.tune = TunesTrial(
-                has_reported_at_least_once=False,
-                trial_id=trial.name,
-                config={},
-                last_result={},
-                status="PENDING",
-                placement_group_factory=request,
-                evaluated_params={},
+            trial.tune = tunes_trial(
+                trial.name,
+                {self.resource: trial.share},
                 trainable_name=trial.named,
                 get_trainable_cls=lambda cls=cls: cls,
-                checkpoint=None,
-                latest_checkpoint_result=None,
-                run_metadata=SimpleNamespace(),
-                num_failures=0,
                 storage=SimpleNamespace(trial_fs_path=trial.name),
-                set_ray_actor=lambda actor: None,
-                checkpoint_freq=0,
             )
             self.manager.note_trial(trial.tune)
             self.add(trial)
@@ -570,7 +517,7 @@ class Play:
         self.note("answer", worker.name, future.method, _plain(value), "" if handler else "(unheard)")
         if handler is not None:
             handler(value)
-            if self.doubles and future.method in ("train", "save", "restore") and self._chance(20):
+            if future.method in ("train", "save", "restore") and self._chance(20):
                 handler(value)  # it comes twice
 
     def _chance(self, thousandths: float) -> bool:
@@ -741,10 +688,10 @@ class Play:
                     self.kill(worker)
         elif what == "leave" and self.devices.nodes:
             device = self.rng.choice(list(self.devices.nodes))
-            if self.manager._job.engine.has_device(device) and device not in self.left():
+            if self.manager._job.engine.has_device(device) and device not in self.told_to_leave:
                 self.note("device leaves", device)
                 self.devices.leave.append(device)
-                self.left().append(device)
+                self.told_to_leave.append(device)
         elif what == "gain" and len(self.devices.nodes) < 6:
             self.devices.gain()
         elif what == "late":
@@ -763,9 +710,6 @@ class Play:
                 self.note("budget", trial.name)
                 self.manager.budget_changed(trial.name, self.rng.choice([None, 5.0, 50.0, 500.0]), "g")
 
-    def left(self) -> list[int]:
-        return self.__dict__.setdefault("_told_to_leave", [])
-
     def _tune_acts(self) -> None:
         trial = self.rng.choice(list(self.trials.values()))
         if trial.tracked is None and not trial.over:
@@ -776,7 +720,7 @@ class Play:
     def finish(self) -> None:
         """No further fault happens: all trials come to their ends."""
         self.calm = True
-        for device in [device for device in self.left() if device in self.devices.nodes]:
+        for device in [device for device in self.told_to_leave if device in self.devices.nodes]:
             self.devices.lose(device)
         most = max(1, *(max(int(trial.share), trial.gang) for trial in self.trials.values()))
         idle = 0
@@ -825,15 +769,15 @@ def _plain(value: Any) -> str:
     return repr(value)
 
 
-def play(seed: int, directory: Path, doubles: bool = True) -> list[str]:
-    """Play the schedule of this seed to its end. Returns what happened, line by line. ``doubles``: see `Play`.
+def play(seed: int, directory: Path) -> list[str]:
+    """Play the schedule of this seed to its end. Returns what happened, line by line.
 
     Raises:
         PlayFailed: the driver has lost something, done something twice, or stands still.
     """
     rng = random.Random(seed)
     faults = rng.choice([0, 10, 30, 60, 120])
-    played = Play(rng, faults, doubles)
+    played = Play(rng, faults)
     with played.stage(directory):
         played.begin()
         for _ in range(rng.choice([50, 150, 400])):

@@ -22,25 +22,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="how many schedules are played (1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--seed", type=int, help="play this one and print what happens")
-    parser.add_argument("--once", action="store_true", help="no answer comes twice")
-    parser.add_argument("--digests", action="store_true", help="print the digest of each schedule")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as directory:
         if arguments.seed is not None:
-            print("\n".join(play(arguments.seed, Path(directory), not arguments.once)))
+            print("\n".join(play(arguments.seed, Path(directory))))
             return
         digest, failed, began = hashlib.sha256(), 0, time.perf_counter()
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             try:
-                lines = "\n".join(play(seed, Path(directory), not arguments.once))
+                lines = "\n".join(play(seed, Path(directory)))
             except Exception as error:
                 failed += 1
                 print(f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
                 lines = f"failed {type(error).__name__}"
             digest.update(lines.encode())
-            if arguments.digests:
-                print(seed, hashlib.sha256(lines.encode()).hexdigest()[:16])
     print(f"{arguments.seeds} schedules, {failed} failed, digest {digest.hexdigest()[:16]}")
     print(f"{time.perf_counter() - began:.1f} s", file=sys.stderr)
     sys.exit(failed > 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
@@ -30,22 +31,6 @@ class Process:
 def process(name: str, device: int) -> Process:
     """The one process of this name."""
     return Process(name, device)
-
-
-@dataclass
-class Shown:
-    """What a leader's reply shows."""
-
-    iteration: int
-    kind: engine.Kind = "plain"
-    result: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 1.0
-    facts: GroupFacts = field(default_factory=GroupFacts)
-    memory: float | None = None
-    ephemeral: float = 0.0
-    compute: float | None = None
-    saved: Any = None
-    rewritten: list[Any] = field(default_factory=list)
 
 
 class Driver:
@@ -97,7 +82,7 @@ class Driver:
 
     def done(self, iteration: int, kind: engine.Kind = "plain", saved: Any = None, **facts: Any) -> list[m.Instruction]:
         """The leader has done an iteration. ``facts``: fields of `GroupFacts`."""
-        shown = Shown(iteration, kind, facts=GroupFacts(**{"address": ADDRESS, **facts}), saved=saved)
+        shown = IterationReply({}, kind, 1.0, iteration, facts=GroupFacts(**{"address": ADDRESS, **facts}), saved=saved)
         return self.hears(m.IterationDone(self.life.calls[0], shown, iteration))
 
     def elastic(self, *devices: int, **facts: Any) -> Driver:
@@ -180,22 +165,6 @@ def test_an_iteration_forgives_losses() -> None:
     assert driver.life.place == "queued"
 
 
-def test_a_result_that_comes_after_its_leader_is_ignored() -> None:
-    driver = Driver().live()
-    driver.asked()
-    driver.hears(release("a", (0,)))
-    assert driver.hears(m.IterationDone(driver.call, Shown(1), 1)) == []
-    assert driver.life.seen.results == 0 and list(driver.life.calls) == [driver.call]
-
-
-def test_the_end_of_a_loop_is_no_result() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.IterationDone(driver.call, Shown(0), None, final=True))
-    assert out == [m.TellTune(driver.call, {}, None)] and driver.life.seen.results == 0
-    assert driver.life.crew.facts.address == ADDRESS, "followers may still come"
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) -> None:
     driver = Driver(waits_for_checkpoints=waits).live()
@@ -239,17 +208,6 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
 
 
-def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
-    """Seen: a job ended with an EngineError, in one of 300 seeded schedules with such trials."""
-    driver = Driver().elastic()
-    driver.hears(suspend("a"))
-    driver.asked()
-    driver.several = True
-    driver.hears(m.Unloaded())
-    assert driver.placed(2, 3) == [m.RequestLeader(2, (3,), 2)]
-    assert driver.life.crew.devices == (2, 3), "the engine has it as a gang, and waits for no resize"
-
-
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
     # Seen: it saved 80 checkpoints a second: those of a class without an iteration have no number.
     driver = Driver(can_save=True).live()
@@ -272,7 +230,7 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
 def test_tune_gets_a_checkpoint_that_was_written_again_before_the_result_after_it() -> None:
     driver = Driver().live()
     driver.asked()
-    shown = Shown(4, rewritten=["third"])
+    shown = IterationReply({}, "plain", 1.0, 4, rewritten=["third"])
     out = kinds(driver.hears(m.IterationDone(driver.life.calls[0], shown, 4)))
     assert out[0] == "KeepCheckpoint" and out[-1] == "TellTune"
     assert driver.hears(m.CheckpointKept()) == []
@@ -305,54 +263,6 @@ def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, st
     assert driver.life.squeezed
 
 
-def test_a_trial_that_needs_further_devices_begins_anew_as_a_gang() -> None:
-    driver = Driver().live()
-    driver.asked()
-    out = driver.hears(m.RoomLacking(driver.call, "two workers", devices=3))
-    assert kinds(out)[0] == "Write" and out[-1] == m.Spread(m.Shown(devices=3)) and driver.life.place == "queued"
-    assert told(out) == [engine.WorkerLost("a")]
-    assert told(driver.hears(m.Learned(m.Shown(devices=3)))) == [engine.GangFound("a", 3)]
-    assert driver.placed(2, 3, 4) == [m.RequestLeader(2, (3, 4), 2)]
-    driver.found()
-    assert kinds(driver.loaded()) == ["TellRecovered", "CallLeader"], "it goes on with what Tune has asked for"
-
-
-@pytest.mark.parametrize("other", [True, False])
-def test_a_trial_whose_device_has_failed_goes_on_if_there_is_another(other: bool) -> None:
-    driver = Driver().live()
-    driver.asked()
-    event = m.CannotStay(driver.call, "Xid 79") if other else m.Raised(driver.call, ERROR, final=True)
-    assert told(driver.hears(event)) == [engine.WorkerLost("a") if other else engine.TrialEnded("a", "failed")]
-
-
-@pytest.mark.parametrize(
-    ("place", "had_place", "unloads"),
-    [
-        ("queued", False, []),
-        ("placed", True, []),
-        ("loading", True, ["Unload"]),
-        ("live", True, ["Unload"]),
-        ("moving", False, []),
-    ],
-)
-def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
-    place: str, had_place: bool, unloads: list[str]
-) -> None:
-    driver = Driver()
-    steps = [lambda: driver.placed(0), driver.found, driver.loaded]
-    for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
-        step()
-    if place == "moving":
-        driver.hears(suspend("a"))
-        driver.asked()
-    assert driver.life.place == place
-    assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
-    out = driver.hears(m.Left("stopped", keep=True))
-    assert kinds(out) == [*unloads, "TrialOver", "Tell"] and m.TrialOver("stopped", had_place) in out
-    assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
-    assert driver.hears(m.Unloaded()) == []
-
-
 # --- its followers
 
 
@@ -378,43 +288,6 @@ def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
 
 
-def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
-    return [
-        (m.NotAttached(joiner, "refused", "another trial's"), ["Unload"]),
-        (m.NotAttached(joiner, "late", "in 300 s"), ["Discard", "Warn"]),
-        (m.NotAttached(joiner, "died", "killed"), []),
-    ]
-
-
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("first", [True, False])
-def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(which: int, first: bool) -> None:
-    driver = Driver().live()
-    driver.hears(resize("a", (0, 1, 2)))
-    joiners = driver.joins(1, 2)
-    event, expected = not_attached(joiners[1])[which]
-    out = [] if first else driver.hears(m.Attached(joiners[2]))
-    out += driver.hears(event)
-    out += driver.hears(m.Attached(joiners[2])) if first else []
-    assert kinds(out) == [*expected, "Write", "Tell"]
-    assert told(out) == [engine.ResizeFailed("a", (0, 2))]
-    assert driver.states == ("live", "steady", "stay") and driver.life.crew.followers.keys() == {2}
-    assert all(driver.hears(late) == [] for late, _ in not_attached(joiners[1])), "late answers change nothing"
-
-
-def test_a_further_resize_calls_off_the_one_under_way() -> None:
-    """As when the engine hears that a device of it is lost."""
-    driver = Driver().live()
-    driver.hears(resize("a", (0, 1, 2, 3)))
-    joiners = driver.joins(1, 2)
-    driver.hears(m.Attached(joiners[1]))
-    out = driver.hears(resize("a", (0,)))
-    assert [each.worker for each in out if isinstance(each, m.Discard)] == [joiners[2], joiners[1]]
-    assert told(out) == [engine.Resized("a", (0,), 0.0)] and driver.states == ("live", "steady", "stay")
-    assert not driver.life.wants_joiner(3, 1)
-    assert driver.hears(m.Attached(joiners[2])) == []
-
-
 def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver, attached = Driver().wide()
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
@@ -422,16 +295,6 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver.hears(resize("a", (0, 2, 1)))
     out = driver.hears(m.NotAttached(driver.joins(1)[1], "refused", "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
-
-
-@pytest.mark.parametrize("how", ["died", "over", "error"])
-def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
-    driver, attached = Driver().wide()
-    driver.asked()
-    out = driver.hears(m.FollowerEnded(attached[1], how, "why"))
-    assert kinds(out) == [*(["Unload"] if how != "died" else []), "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2))]
-    assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
@@ -469,15 +332,6 @@ def test_what_was_checked_is_written_down() -> None:
         ({"module": "Net", "verdict": "divided"}, ""),
         ({"module": "Head", "verdict": "whole"}, "it mixes samples"),
     ]
-
-
-def test_growth_ends_where_nothing_can_be_divided() -> None:
-    driver, _ = Driver().wide()
-    out = driver.trained(2, calls_modules=True, width=3, ungrowable="it mixes samples")
-    assert kinds(out)[:3] == ["Write", "Warn", "Tell"] and told(out)[0] == engine.GrowthEnded("a")
-    assert engine.GrowthEnded("a") not in told(driver.trained(3, calls_modules=True, ungrowable="it mixes samples"))
-    out = driver.hears(resize("a", (0,)))
-    assert kinds(out) == ["Write", "Discard", "Discard", "Write", "Tell"]
 
 
 def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_trainable_do() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ray import tune
 from ray.tune.schedulers import (
-    ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
     PopulationBasedTraining,
@@ -19,8 +18,8 @@ from ray.tune.schedulers import (
 from ray.tune.search import Repeater
 from ray.tune.search.optuna import OptunaSearch
 
-import fluidtune
 from fluidtune.report import summarise
+from tests.contracts.processes import until
 from tests.tune.running import Recorder, events_of, fit, outcome
 from tests.tune.trainables import Stepper
 
@@ -90,10 +89,7 @@ class SlowlySaved(Stepper):
     """The better trial takes a second to save. The second iteration of the other trial ends in that second."""
 
     def step(self) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while self.x == 1 and self.at == 1 and not os.path.exists(self.config["marker"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: (self.x, self.at) != (1, 1) or os.path.exists(self.config["marker"]))
         return super().step()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -125,43 +121,11 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(t
     assert outcome(sides[1]) == outcome(sides[0])
 
 
-class Generations(FIFOScheduler):
-    """An algorithm without an adapter: two generations of two trials each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        fluidtune.announce(f"generation{self.count // 2}", [trial], until=3)
-        self.count += 1
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict) -> str:
-        return self.STOP if result["training_iteration"] >= 3 else self.CONTINUE
-
-
-def test_an_algorithm_without_an_adapter_announces_its_groups(tmp_path: Path) -> None:
-    results, _ = run("fluid", tmp_path, Generations())
-    assert [iterations for _, iterations, *_ in outcome(results)] == [3, 3, 3, 3]
-    groups = [(e["group"], e["iterations"]) for e in events_of(tmp_path, "trial_added")]
-    assert sorted(groups) == [("generation0", 3.0)] * 2 + [("generation1", 3.0)] * 2
-
-
-def test_a_metric_that_disappears_is_named_in_the_error_and_nothing_hangs(tmp_path: Path) -> None:
-    class Forgetful(Stepper):
-        def step(self) -> dict[str, Any]:
-            result = super().step()
-            if self.at == 3:
-                del result["score"]
-            return result
-
-    with pytest.raises(Exception, match="score"):
-        run("fluid", tmp_path, ASHAScheduler(max_t=6), trainable=Forgetful)
-
-
 def test_a_trial_that_hyperband_stops_while_it_is_paused_has_ended_in_the_log(tmp_path: Path) -> None:
     results, _ = run("fluid", tmp_path, HyperBandScheduler(max_t=9), stop={})
     last = {event["trial"]: event["ending"] for event in events_of(tmp_path, "trial_ended")}
     assert any(event["ending"] == "paused" for event in events_of(tmp_path, "trial_ended"))
     assert list(last.values()) == ["stopped"] * len(results)
     assert summarise(tmp_path / "fluid").endings == {"stopped": len(results)}
+    drawn = [(tmp_path / "fluid" / name).stat().st_size for name in ("timeline.png", "utilisation.png", "summary.json")]
+    assert min(drawn) > 100

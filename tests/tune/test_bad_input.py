@@ -17,9 +17,8 @@ from ray.tune.schedulers import ASHAScheduler
 
 import fluidtune
 from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError, driver_lock
-from fluidtune.tune import tuning_job
 from tests.tune.running import fit
-from tests.tune.trainables import without_checkpoints
+from tests.tune.trainables import raising, without_checkpoints
 
 
 def refused(make: Any, *mentions: str) -> str:
@@ -142,77 +141,43 @@ def test_a_class_that_cannot_be_pickled() -> None:
 @pytest.mark.usefixtures("ray2")
 class TestWhatOnlyTheClusterKnows:
     @pytest.mark.parametrize(
-        "devices, mentions",
+        ("executor", "mentions"),
         [
-            ("gpu:2", ['devices="gpu:2"', "has 0"]),
-            ("cpu:64", ['devices="cpu:64"', "has 2", "at most 2"]),
+            (FluidExecutor(devices="gpu:2", reserve=True), ('devices="gpu:2"', "has 0")),
+            (FluidExecutor(devices="cpu:64", reserve=True), ('devices="cpu:64"', "has 2", "at most 2")),
+            (FluidExecutor(devices="gpu:1"), ("'gpu:1'", "has none, 2 CPUs", "no autoscaler", "leave devices out")),
         ],
+        ids=str,
     )
-    def test_devices_to_reserve_that_are_not_there(self, devices: str, mentions: list[str], tmp_path: Path) -> None:
-        executor = FluidExecutor(devices=devices, reserve=True)
+    def test_devices_that_are_not_there(self, executor: FluidExecutor, mentions: list[str], tmp_path: Path) -> None:
         refused(lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=executor), *mentions)
         assert not list(tmp_path.glob("*/*/result.json"))
-        refused(
-            lambda: fluidtune.run(without_checkpoints, storage_path=str(tmp_path), executor=executor),
-            *mentions,
-        )
-
-    def test_gpus_that_will_never_come(self, tmp_path: Path) -> None:
-        refused(
-            lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=FluidExecutor(devices="gpu:1")),
-            *("devices='gpu:1'", "has none, 2 CPUs", "no autoscaler", "leave devices out"),
-        )
-        assert not list(tmp_path.glob("*/*/result.json"))
+        refused(lambda: fluidtune.run(without_checkpoints, storage_path=str(tmp_path), executor=executor), *mentions)
 
     def test_a_restored_run_that_is_refused_once_is_not_begun_anew(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Seen: the run began anew, over its results, as soon as the cluster had the devices."""
         from tests.tune.test_driver_lock import driven  # which imports this module
 
-        def fails(config: dict[str, Any]) -> None:
-            tune.report({"score": 1})
-            if not (tmp_path / "repaired").exists():
-                raise ValueError("it has failed")
-
-        def restored() -> fluidtune.Tuner:
-            return fluidtune.Tuner.restore(str(tmp_path / "run"), fails, param_space={"x": 1}, resume_errored=True)
-
-        def trials() -> list[str]:
-            return sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
-
-        fit("fluid", fails, {"x": 1}, tmp_path, run={"name": "run"}, executor=FluidExecutor())
-        (tmp_path / "repaired").touch()
-        before = trials()
-        with monkeypatch.context() as patched:
-            refusals = [FluidTuneError("no device now")]
-            set_up = tuning_job.set_up_devices
-            patched.setattr(
-                tuning_job,
-                "set_up_devices",
-                lambda *asked: set_up(*asked) if not refusals else (_ for _ in ()).throw(refusals.pop()),
-            )
-            refused(lambda: restored().fit(), "no device now")
-        with driven(tmp_path / "run") as (pid, _):
-            stock = tune.Tuner.restore(str(tmp_path / "run"), fails, param_space={"x": 1}, resume_errored=True)
-            refused(stock.fit, f"process {pid} on ")
+        run, space = tmp_path / "fluid", {"x": 1, "marker": str(tmp_path / "marker"), "failures": 1}
+        again: dict[str, Any] = {"path": str(run), "trainable": raising, "resume_errored": True}
+        assert fit("fluid", raising, space, tmp_path, executor=FluidExecutor()).errors
+        before = sorted(path.name for path in run.iterdir() if path.is_dir())
+        more = FluidExecutor(devices="cpu:64", reserve=True)
+        refused(lambda: fluidtune.Tuner.restore(**again, executor=more).fit(), "at most 2")
+        with driven(run) as (pid, _):
+            refused(tune.Tuner.restore(**again).fit, f"process {pid} on ")
         assert "waiting up to" not in caplog.text  # Seen: it waited, and went on from the state that it had read before
-        (result,) = restored().fit()
-        assert trials() == before and not result.error
+        (result,) = fluidtune.Tuner.restore(**again, executor=FluidExecutor()).fit()
+        assert sorted(path.name for path in run.iterdir() if path.is_dir()) == before and not result.error
 
     def test_a_restored_run_has_the_devices_that_its_first_trial_asked_for(self, tmp_path: Path) -> None:
         """Tune adds the trial with the latest result first: two cores on devices of 1.5. Seen: that one was refused."""
-
-        def fails(config: dict[str, Any]) -> None:
-            tune.report({"score": 1})
-            if not (tmp_path / "repaired").exists():
-                raise ValueError("it has failed")
-
-        sized = tune.with_resources(fails, lambda config: {"cpu": config["cores"]})
-        space = {"cores": tune.grid_search([2, 1.5])}
-        fit("fluid", sized, space, tmp_path, run={"name": "run"}, executor=FluidExecutor(devices="cpu:2"))
-        (tmp_path / "repaired").touch()
-        again = fluidtune.Tuner.restore(str(tmp_path / "run"), sized, param_space=space, resume_errored=True)
+        sized = tune.with_resources(raising, lambda config: {"cpu": config["x"]})
+        space = {"x": tune.grid_search([2, 1.5]), "marker": str(tmp_path / "marker"), "failures": 2}
+        assert len(fit("fluid", sized, space, tmp_path, executor=FluidExecutor(devices="cpu:2")).errors) == 2
+        again = fluidtune.Tuner.restore(str(tmp_path / "fluid"), sized, param_space=space, resume_errored=True)
         assert not again.fit().errors
 
     def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:

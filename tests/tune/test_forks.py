@@ -72,14 +72,14 @@ print(json.dumps([[str(each.error) for each in results if each.error], [row for 
 """
 
 
-def fit(tmp_path: Path, text: str = SCRIPT) -> tuple[list[str], list[dict[str, object]]]:
+def fit(tmp_path: Path) -> tuple[list[str], list[dict[str, object]]]:
     """The errors of the script's trials, and what they have reported."""
     site = tmp_path / "site-packages"
     (site / "its_library").mkdir(parents=True)
     (site / "its_library" / "__init__.py").write_text(LIBRARY)
     (site / "its_library" / "loggers.py").write_text(LOGGERS)
     script = tmp_path / "script.py"
-    script.write_text(text)
+    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "fluidtune", "run", str(script), str(tmp_path)]
     done = subprocess.run(
         command,
@@ -92,26 +92,6 @@ def fit(tmp_path: Path, text: str = SCRIPT) -> tuple[list[str], list[dict[str, o
     assert done.returncode == 0, done.stderr[-3000:]
     errors, rows = json.loads(done.stdout.splitlines()[-1])
     return errors, rows
-
-
-#: Two trials at a time set what compiled code reads when it is loaded, and load it then.
-SETS_THREADS = """
-import json, os, sys
-import ray, torch
-from ray import tune
-from fluidtune.cluster.forks.child import is_forked
-
-def train(config):
-    os.environ["OMP_NUM_THREADS"] = "3"
-    import torch
-    tune.report({"forked": is_forked()})
-
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
-results = tune.Tuner(train, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run_config).fit()
-rows = [each.metrics for each in results]
-print(json.dumps([[str(each.error) for each in results if each.error], rows]))
-"""
 
 
 @pytest.mark.core
@@ -128,11 +108,6 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each["event"] == "spare_taken" for each in events)
     assert not any(each["event"] == "worker_lost" for each in events)
-
-
-def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
-    errors, rows = fit(tmp_path, text=SETS_THREADS)
-    assert errors == [] and not any(row["forked"] for row in rows)
 
 
 class BothNodesFork(tune.Stopper):

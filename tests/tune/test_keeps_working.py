@@ -80,37 +80,16 @@ def test_callbacks_and_loggers_of_trials_that_pause_and_resume(tmp_path: Path) -
     assert starts > len(results), "no trial was paused and resumed, so this test has shown nothing"
 
 
-class NotExported(Stepper):
-    def export_model(self, export_formats: Any, export_dir: Any = None) -> Any:
-        if self.x == 1:
-            raise RuntimeError("as ordered")
-        return {}
-
-
-def test_a_trial_that_cannot_be_exported_fails_alone(tmp_path: Path) -> None:
-    analysis = fluidtune.run(
-        NotExported,
-        config={"x": tune.grid_search([0, 1])},
-        stop={"training_iteration": 2},
-        export_formats=["model"],
-        raise_on_failed_trial=False,
-        storage_path=str(tmp_path),
-        metric="score",
-        mode="max",
-        verbose=0,
-        executor=CPUS,
-    )
-    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "ERROR"]
-
-
-class Exported(NotExported):
-    """It trains for a while, and its model is a file."""
+class Exported(Stepper):
+    """It trains for a while. Its model is a file, but for trial 2, which cannot be exported."""
 
     def step(self) -> dict[str, Any]:
-        time.sleep(0.3 if self.config["x"] else 0.01)
+        time.sleep(0.3 if self.config["x"] == 1 else 0.01)
         return super().step()
 
     def export_model(self, export_formats: Any, export_dir: Any = None) -> Any:
+        if self.x == 2:
+            raise RuntimeError("as ordered")
         Path(self.config["folder"], f"model-{self.config['x']}").write_text(str(self.iteration))
         return {}
 
@@ -127,13 +106,13 @@ class StopsOthers(FIFOScheduler):
 
 
 def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Path) -> None:
-    """Seen: the export failed (`KeyError: None`)."""
+    """Seen: the export failed (`KeyError: None`). A trial that cannot be exported fails alone."""
     analysis = fluidtune.run(
         Exported,
-        config={"x": tune.grid_search([0, 1]), "folder": str(tmp_path)},
+        config={"x": tune.grid_search([0, 1, 2]), "folder": str(tmp_path)},
         scheduler=StopsOthers(),
         stop={"training_iteration": 300},
-        resources_per_trial={"cpu": 1},
+        resources_per_trial={"cpu": 0.5},
         export_formats=["model"],
         raise_on_failed_trial=False,
         storage_path=str(tmp_path / "runs"),
@@ -142,7 +121,7 @@ def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Pa
         verbose=0,
         executor=CPUS,
     )
-    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED", "ERROR"]
     assert 0 < int((tmp_path / "model-1").read_text()) < 300 == int((tmp_path / "model-0").read_text())
 
 

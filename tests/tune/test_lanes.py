@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 from ray import tune
-from ray.tune import Checkpoint
 
 import fluidtune
 from tests.tune.running import Recorder, events_of, fit
+from tests.tune.trainables import began_at, report_saved
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.timeout(150)]
 
 MB = 1 << 20
 
 
-def lanes(policy: str = "FAIR", memory: int = 2 << 30, packing: int = 2, cpus: int = 1) -> fluidtune.FluidExecutor:
-    return fluidtune.FluidExecutor(devices=f"cpu:{cpus}", max_packing=packing, lanes=policy, device_memory=memory)
+def lanes(memory: int = 2 << 30, packing: int = 2) -> fluidtune.FluidExecutor:
+    return fluidtune.FluidExecutor(devices="cpu:1", max_packing=packing, lanes="FAIR", device_memory=memory)
 
 
 def touched(size: int) -> bytearray:
@@ -28,57 +28,6 @@ def touched(size: int) -> bytearray:
     block = bytearray(size)
     block[::4096] = b"x" * len(block[::4096])
     return block
-
-
-def held(config: dict[str, Any]) -> None:
-    """Holds ``hold`` MiB, uses ``use`` MiB more in every iteration, and notes when each began and ended.
-
-    It does ``n`` iterations; the first trial goes on until others have done ``meet``.
-    """
-    kept = touched(config["hold"] * MB)
-    for at in range(1, 1000):
-        if at > config["n"] and (config["x"] != 1 or others(Path(config["log"])) >= config.get("meet", 0)):
-            break
-        began = time.monotonic()
-        scratch = touched(config["use"] * MB)
-        time.sleep(config.get("pause", 0.05))
-        del scratch
-        with open(config["log"], "a") as log:
-            log.write(f"{config['x']} {began} {time.monotonic()}\n")
-        tune.report({"score": config["x"] + at, "size": len(kept), "pid": os.getpid()})
-
-
-def spans(path: Path) -> list[tuple[str, float, float]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(x, float(began), float(ended)) for x, began, ended in map(str.split, lines)]
-
-
-def others(path: Path) -> int:
-    """Iterations done by trials other than the first."""
-    return sum(1 for x, *_ in spans(path) if x != "1")
-
-
-def overlapping(found: list[tuple[str, float, float]]) -> int:
-    """How many pairs of iterations of different trials were under way at the same time."""
-    return sum(
-        1 for i, a in enumerate(found) for b in found[:i] if a[0] != b[0] and a[1] < b[2] - 1e-4 and b[1] < a[2] - 1e-4
-    )
-
-
-@pytest.mark.usefixtures("ray2")
-def test_trials_whose_peaks_do_not_fit_at_once_take_turns(tmp_path: Path) -> None:
-    # 200 to 400 + 100 MiB each stay; of two peaks of 700 MiB only one fits beside them.
-    space = {"x": tune.grid_search([1, 2]), "hold": 100, "use": 700, "n": 5, "meet": 5, "log": str(tmp_path / "log")}
-    results = fit("fluid", held, space, tmp_path, executor=lanes(memory=2000 * MB))
-    assert not results.errors
-    found = spans(tmp_path / "log")
-    assert others(tmp_path / "log") == 5
-    # The first trial joins the lane at its first boundary after the other was there; before, it does not wait.
-    second = next(ended for x, _, ended in found if x == "2")
-    joined = next(began for x, began, _ in found if x == "1" and began > second)
-    both = [span for span in found if span[1] >= joined]
-    assert len({x for x, *_ in both}) == 2
-    assert overlapping(both) == 0
 
 
 def steady(config: dict[str, Any]) -> None:
@@ -147,31 +96,21 @@ def grows(config: dict[str, Any]) -> None:
 
     The first is there until the second is done.
     """
-    start = 0
-    checkpoint = tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory:
-            start = int(Path(directory, "at").read_text())
-    kept = []
+    start, kept, done = began_at(), [], Path(config["done"])
     for at in range(start + 1, 1000):
-        over = Path(config["scratch"], f"2-{config['n']}").exists()
-        if at > config["n"] and (config["x"] == 2 or over):
+        if at > config["n"] and (config["x"] == 2 or done.exists()):
             break
         time.sleep(0.05)
         if config["x"] == 2 and at >= 3 and not kept:
             kept.append(touched(400 * MB))
-        directory = Path(config["scratch"], f"{config['x']}-{at}")
-        directory.mkdir(exist_ok=True)
-        (directory / "at").write_text(str(at))
-        report = {"score": float(at), "began": start, "pid": os.getpid()}
-        tune.report(report, checkpoint=Checkpoint.from_directory(str(directory)))
+        report_saved(at, {"score": float(at), "began": start})
+    done.touch()
 
 
 @pytest.mark.core
 @pytest.mark.usefixtures("ray2")
 def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigger_one(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    space = {"x": tune.grid_search([1, 2]), "n": 14, "scratch": str(tmp_path / "scratch")}
+    space = {"x": tune.grid_search([1, 2]), "n": 14, "done": str(tmp_path / "done")}
     told = Recorder()
     results = fit("fluid", grows, space, tmp_path, executor=lanes(memory=2400 * MB), run={"callbacks": [told]})
     assert not results.errors

@@ -16,7 +16,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.tune import arbiter_progress, device_setup
 from fluidtune.tune.arbiter_progress import JobProgress
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
-from tests.engine.helpers import resize
+from tests.engine.helpers import Bench, plain, resize
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave, Lost
@@ -98,23 +98,16 @@ def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
     assert leased.tenant.left == [("m-0", 1)]
 
 
-def test_the_same_gpu_under_another_token_is_the_same_device(leased):
+@pytest.mark.parametrize("revoked", [False, True])
+def test_the_same_gpu_under_another_token_is_the_same_device(leased, revoked):
     leased.tenant.notices = [Gained(gpu(0), 1)]
     leased.devices.poll()
+    if revoked:  # its old group was removed, as a worker has found
+        leased.devices.revoked(0, leased.devices.group(0))
     leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
-    assert leased.devices.poll() == ({0: "m"}, [0])
+    assert leased.devices.poll() == ({0: "m"}, [0]) and leased.tenant.left == []
     leased.tenant.notices = [Lost(gpu(0), 1)]  # late
     assert leased.devices.poll() == ({}, [])
-
-
-def test_a_new_lease_of_a_gpu_whose_old_group_was_removed_is_kept(leased):
-    leased.tenant.notices = [Gained(gpu(0), 1)]
-    leased.devices.poll()
-    leased.used.add(0)
-    leased.devices.revoked(0, leased.devices.group(0))
-    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
-    assert leased.devices.poll() == ({0: "m"}, [0])
-    assert leased.tenant.left == []
 
 
 def test_a_job_that_the_arbiter_does_not_want_ends(leased):
@@ -183,12 +176,10 @@ def test_a_gang_that_is_of_no_use_is_given_back_whole_after_what_is_left_of_anot
 
 
 def test_the_work_of_trials_that_need_two_gpus_at_once():
-    engine = Engine()
-    engine.handle(*(m.DeviceGained(k) for k in range(2)), m.GroupAnnounced("g"), now=0.0)
-    engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
-    progress = JobProgress(engine, lambda group: (), None, 5, 2)
+    bench = Bench(2)
+    bench(*(plain(name, 10, 2.0) for name in "abc"))
+    bench.results("a", 1.0, 3, width=2)
+    progress = JobProgress(bench.engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({}, 1.0)
     assert progress.useful == 4, "of the five that it may have"
@@ -205,13 +196,15 @@ def valuation(progress, contention, cluster_gpus, together=1):
     return valued(report, 0.0, independent_finish_time(budget, cluster_gpus, report.peak, contention), together)
 
 
-def progress_of(engine, rungs=(), most=None):
-    return JobProgress(engine, lambda group: rungs, None, most)
+def progress_of(engine, rungs=lambda group: ()):
+    """As it is when it has looked."""
+    progress = JobProgress(engine, rungs, None, None)
+    progress.update({}, 1.0)
+    return progress
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
     progress = progress_of(Engine())
-    progress.update({}, 1.0)
     assert progress.useful == 1
     value = valuation(progress, 1.0, 4)
     assert value.finish([gpu(0)]) == value.independent == arbiter_progress.UNKNOWN_S
@@ -226,26 +219,17 @@ def test_an_emulated_device_is_one_that_ray_believes_in():
 
 def test_a_trial_that_can_grow_without_commits_is_counted_too():
     """Seen: `KeyError` in the driver of a job under an arbiter, whose one trial had checkpoints and could grow."""
-    engine = Engine()
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
-    engine.handle(m.TrialAdded("a", "g", "checkpointing", 100, growable=True), now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
-    progress = progress_of(engine)
-    progress.update({}, 1.0)
-    assert valuation(progress, 1.0, 4).useful >= 1
+    bench = Bench(1)
+    bench(m.TrialAdded("a", "g", "checkpointing", 100, growable=True))
+    bench.results("a", 2.0, 3)
+    assert valuation(progress_of(bench.engine), 1.0, 4).useful >= 1
 
 
 def test_rungs_to_come_are_part_of_the_work():
-    engine = Engine()
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.GroupAnnounced("h"), now=0.0)
-    added = [m.TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
-    engine.handle(*added, m.TrialAdded("other", "h", "plain", 12), now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
-    rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = JobProgress(engine, rungs.get, None, None)
-    progress.update({}, 1.0)
+    bench = Bench(1)
+    bench(m.GroupAnnounced("h"), *(plain(f"t{k}", 3) for k in range(9)), plain("other", 12, group="h"))
+    bench.results("other", 2.0, 3)
+    progress = progress_of(bench.engine, {"g": ((3, 6.0), (1, 18.0)), "h": ()}.get)
     assert progress.useful == 10, "only what could run now"
     value = valuation(progress, 1.0, 10)
     # Of 2 s each: 9 x 3 and 9 of 12 left now; then 3 x 6; then 1 x 18. Three were done.
@@ -254,18 +238,15 @@ def test_rungs_to_come_are_part_of_the_work():
 
 
 def test_packed_trials_count_as_if_alone():
-    engine = Engine(max_packing=2)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.TrialAdded("a", "g", "plain", 10), now=0.0)
-    for _ in range(3):
-        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
-    engine.handle(m.TrialAdded("b", "g", "plain", 10), now=1.0)
+    bench = Bench(1, max_packing=2)
+    bench(plain("a", 10))
+    bench.results("a", 2.0, 3)
+    bench(plain("b", 10))
     for _ in range(5):
         # They share a device: an iteration takes four seconds where it would take two.
-        engine.handle(m.Result("a", 4.0, 0.5), m.Result("b", 4.0, 0.5), now=2.0)
-    progress = progress_of(engine)
-    progress.update({}, 1.0)
+        bench(m.Result("a", 4.0, 0.5), m.Result("b", 4.0, 0.5))
     # Of 20 iterations of 2 s on one worker 7 are left.
-    value = valuation(progress, 1.0, 1)
+    value = valuation(progress_of(bench.engine), 1.0, 1)
     assert value.independent == pytest.approx(40.0)
     assert value.finish([gpu(0)]) == pytest.approx(14.0)
 
@@ -282,7 +263,6 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
         work_done=lambda: 0.0,
     )
     progress = progress_of(engine)
-    progress.update({}, 1.0)
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
     there.beta = 1.5

@@ -24,7 +24,7 @@ from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
-from tests.tune.tried_manager import Tried, leader_of
+from tests.tune.tried_manager import Tried, leader_of, tunes_trial
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
@@ -50,26 +50,19 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
     assert leader.actor.args[-4:] == [(), (), (), (None, 2)]
 
 
+def asks_later(tried: Tried, trial: Any, bundles: list[dict[str, float]], on_error: Any) -> Any:
+    """Tune adds a trial that asked for less when it was made."""
+    tried.manager.note_trial(trial)
+    trial.placement_group_factory = PlacementGroupFactory(bundles)
+    return tried.manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None, on_error=on_error)
+
+
 def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tried) -> None:
     """With fail_fast, the first refused trial ends the run, and Tune stops the second. Seen: a KeyError of the run."""
     told: list[str] = []
-
-    def added(name: str) -> Any:
-        request = PlacementGroupFactory([{"GPU": 1.0}])
-        trial: Any = SimpleNamespace(
-            trial_id=name,
-            has_reported_at_least_once=False,
-            status="PENDING",
-            max_failures=0,
-            placement_group_factory=request,
-            trainable_name="t",
-        )
-        tried.manager.note_trial(trial)
-        trial.placement_group_factory = PlacementGroupFactory([{"GPU": 3.0}])  # the job may have two
-        config = {"config": {TRIAL_INFO: trial}}
-        return tried.manager.add_actor(None, config, None, on_error=lambda *_: told.append(name))
-
-    _, second = added("a"), added("b")
+    _, second = (
+        asks_later(tried, tunes_trial(name), [{"GPU": 3.0}], lambda *_, name=name: told.append(name)) for name in "ab"
+    )
     tried.manager.step(0.0)
     assert not tried.manager.remove_actor(second)
     tried.manager.step(0.0)
@@ -95,16 +88,6 @@ def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tr
     assert restored("a", saved) == (saved, True)
     assert restored("b", other) == (other,), "the algorithm has given it another one since"
     assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
-
-
-def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
-    # Tune asserts that it knows the trial of every answer.
-    run, told = tried.placed(1.0), list[Any]()
-    tried.manager.step(0.0)
-    tried.manager.schedule_actor_task(run.tracked, "save", on_result=lambda tracked, value: told.append(value))
-    tried.answered(run, "saved")
-    tried.manager.clear_actor_task_futures(run.tracked)
-    assert not tried.manager._callbacks and told == []
 
 
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(tried: Tried) -> None:
@@ -144,19 +127,9 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     bundles: list[dict[str, float]], mentions: str, tried: Tried
 ) -> None:
     """Also where it asked for less when Tune made it: a ResourceChangingScheduler. Seen: it waited for ever."""
-    trial: Any = SimpleNamespace(
-        trial_id="b",
-        placement_group_factory=PlacementGroupFactory([{"GPU": 1.0}]),
-        max_failures=-1,
-        trainable_name="t",
-    )
-    tried.manager.note_trial(trial)
-    trial.placement_group_factory = PlacementGroupFactory(bundles)
-    tracked = tried.manager.add_actor(
-        None,
-        {"config": {TRIAL_INFO: trial}},
-        None,
-        on_error=lambda tracked, error: tried.told.extend([str(error), trial.max_failures]),
+    trial = tunes_trial("b", max_failures=-1)
+    tracked = asks_later(
+        tried, trial, bundles, lambda tracked, error: tried.told.extend([str(error), trial.max_failures])
     )
     assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
     assert tried.told[1] == 0 and trial.max_failures == -1, "seen: a restored run gave it no retries"
@@ -165,8 +138,7 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
 
 def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
     """Devices that are held from the start to the end, one on each of two nodes. Seen: it waited for ever."""
-    request = PlacementGroupFactory([{"GPU": 2.0}])
-    trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, trainable_name="t")
+    trial = tunes_trial("b", {"GPU": 2.0})
     tried.job.trials.check_request(trial)
     tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
     with pytest.raises(FluidTuneError, match="asks for 2 devices of one node, and no node of the job has more than 1"):
@@ -190,11 +162,10 @@ def test_how_many_devices_one_node_has_is_known_where_none_come(
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newer Rays have no such mode. Seen: the script's own process was cleaned as a worker's."""
-    request = PlacementGroupFactory([{"GPU": 1.0}])
-    trial: Any = SimpleNamespace(placement_group_factory=request)
-    assert TuningJob.for_controller(tried.job._controller, tried.job.scheduler, trial, ExitStack()) is not None
-    monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
-    assert TuningJob.for_controller(tried.job._controller, tried.job.scheduler, trial, ExitStack()) is None
+    for local in (False, True):
+        monkeypatch.setattr(tuning_job, "in_local_mode", lambda local=local: local)
+        made = TuningJob.for_controller(tried.job._controller, tried.job.scheduler, tunes_trial(), ExitStack())
+        assert (made is None) == local
 
 
 @pytest.mark.parametrize(
@@ -241,24 +212,13 @@ def test_a_process_serves_further_trials_if_that_is_asked_for_and_none_has_faile
 
 
 @pytest.mark.parametrize(
-    ("lanes", "packing", "kind", "squeezed"),
+    ("lanes", "packing", "kind", "by_count"),
     [(None, 4, "gpu", True), ("FAIR", 4, "gpu", False), (None, 1, "gpu", False), (None, 4, "cpu", False)],
     ids=["by count", "lanes", "alone", "cpu"],
 )
-def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
-    tried: Tried, lanes: str | None, packing: int, kind: str, squeezed: bool
-) -> None:
+def test_where_gpus_are_shared_by_count(lanes: str | None, packing: int, kind: str, by_count: bool) -> None:
     layout = Layout(kind, 2, {"CPU": 1.0}, 1.0, packing, {"CPU": 1.0})
-    by_count = DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count
-    run = tried.placed(1.0, loaded=False)
-    run.life.outside = replace(run.life.outside, shares_gpus_by_count=by_count)
-    ended: list[str] = []
-    tried.pool.discard_all_idle_workers = lambda: ended.append("idle workers")
-    tried.loaded(run, Lack("no room", (1.0, 0.0)))
-    assert run.life.place == "queued" and run.life.losses.last == "no room"
-    assert tried.written()[-1] == "room_lacking"
-    assert tried.manager._events == [m.NeedFound("a", 1.0, 0.0), m.WorkerLost("a")]
-    assert run.life.squeezed == bool(ended) == squeezed, "the next time the lack is its own"
+    assert DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count == by_count
 
 
 def test_all_trials_alike_that_wait_learn_how_many_devices_one_needs(tried: Tried) -> None:

@@ -13,6 +13,7 @@ from ray import tune
 
 import fluidtune
 from tests.tune.running import fit
+from tests.tune.test_restoring import Ending
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
@@ -42,22 +43,10 @@ def test_all_epochs_are_reported_once(tmp_path: Path) -> None:
     assert result.error is None and epochs(result) == list(range(1, EPOCHS + 1))
 
 
-class Breaking(tune.Callback):
-    """Ends the run in the driver, once, when a trial has reported its fourth epoch."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-        if result["epoch"] == 4 and not self.marker.exists():
-            self.marker.touch()
-            raise RuntimeError("as ordered")
-
-
 def test_a_restored_run_reports_all_that_comes(tmp_path: Path) -> None:
     space = {"folder": str(tmp_path), "kills": []}
     with pytest.raises(Exception, match="as ordered"):
-        fit("fluid", resuming, space, tmp_path, run={"callbacks": [Breaking(tmp_path / "broken")]})
+        fit("fluid", resuming, space, tmp_path, run={"callbacks": [Ending("exception", tmp_path / "broken")]})
     executor = fluidtune.FluidExecutor(devices="cpu:2")
     result = fluidtune.Tuner.restore(str(tmp_path / "fluid"), resuming, executor=executor).fit()[0]
     assert epochs(result)[-1] == EPOCHS and sorted(set(epochs(result))) == epochs(result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
@@ -12,25 +11,23 @@ from typing import Any
 import pytest
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
 from ray.util.placement_group import placement_group_table
 
 from fluidtune import FluidExecutor
 from fluidtune.report import occupancy_of
 from tests.conftest import placement_groups
+from tests.contracts.processes import until
 from tests.tune.running import events_of, fit
 
 pytestmark = pytest.mark.ray
 
 
 def meet(config: dict[str, Any]) -> None:
-    """Wait for a second trial, for a minute at most, where the job says where they meet."""
+    """Wait for a second trial where the job says where they meet."""
     if "meet" in config:
         place = Path(config["meet"])
         (place / str(config["x"])).touch()
-        deadline = time.monotonic() + 60
-        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(list(place.iterdir())) >= 2)
 
 
 def look(config: dict[str, Any]) -> None:
@@ -53,44 +50,21 @@ def look(config: dict[str, Any]) -> None:
     )
 
 
-def several(config: dict[str, Any]) -> None:
-    """Some iterations; on emulated devices any trial is elastic."""
-    for _ in range(4):
-        tune.report({"score": 1.0})
-
-
 def together(results: Any) -> int:
     """The most trials that ran at one time."""
     spans = [(r.metrics["began"], r.metrics["ended"]) for r in results]
     return max(sum(a <= t < b for a, b in spans) for t, _ in spans)
 
 
-def run(
-    path: Path,
-    resources: Any,
-    trials: int = 4,
-    trainable: Any = look,
-    at_once: int | None = None,
-    meeting: bool = False,
-    **executor: Any,
-) -> Any:
+def run(path: Path, resources: Any, trials: int = 4, meeting: bool = False, **executor: Any) -> Any:
     """``meeting``: the first two trials wait for each other."""
     space: dict[str, Any] = {"x": tune.grid_search(list(range(trials)))}
     if meeting:
-        place = path / "meeting"
-        place.mkdir()
-        space["meet"] = str(place)
-    results = fit(
-        "fluid",
-        tune.with_resources(trainable, resources),
-        space,
-        path,
-        executor=FluidExecutor(**executor),
-        max_concurrent_trials=at_once,
-        scheduler=ASHAScheduler(max_t=4) if at_once else None,
-    )
-    assert not results.errors
-    assert len(results) == trials
+        space["meet"] = str(path / "meeting")
+        (path / "meeting").mkdir()
+    asked = tune.with_resources(look, resources)
+    results = fit("fluid", asked, space, path, executor=FluidExecutor(**executor))
+    assert not results.errors and len(results) == trials
     return results
 
 
@@ -102,15 +76,6 @@ class TestCPUs:
         assert together(results) == 2
         assert {r.metrics["groups"] for r in results} == {2}
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
-
-    @pytest.mark.newest
-    @pytest.mark.parametrize("packing, share", [(None, 0.5), (1, 1.0)])
-    def test_more_at_once_than_cores_are_packed_unless_that_is_forbidden(
-        self, packing: int | None, share: float, tmp_path: Path
-    ) -> None:
-        run(tmp_path, {"cpu": 1}, at_once=4, devices="cpu:2", max_packing=packing)
-        events = events_of(tmp_path)
-        assert {e["share"] for e in events if e["event"] == "trial_started"} == {share}
 
     def test_trials_that_ask_for_no_core_run_beside_those_that_hold_all(self, tmp_path: Path) -> None:
         @ray.remote(num_cpus=4)
@@ -149,14 +114,6 @@ class TestCPUs:
 
 @pytest.mark.usefixtures("ray_gpus")
 class TestGPUs:
-    def test_a_whole_one_each(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "gpu": 1})
-        assert {r.metrics["gpus"] for r in results} <= {"0", "1"}
-        spans = sorted((r.metrics["gpus"], r.metrics["began"], r.metrics["ended"]) for r in results)
-        for (gpu, _, ended), (other, began, _) in itertools.pairwise(spans):
-            assert gpu != other or ended <= began + 0.01, "two trials were on one GPU"
-        assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
-
     @pytest.mark.core
     def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1", meeting=True)

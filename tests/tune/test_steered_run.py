@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow.fs import LocalFileSystem
 from ray.tune import register_trainable
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
@@ -23,6 +22,7 @@ from fluidtune.steering.acts import Act, State
 from fluidtune.steering.steering_files import SteeringFiles
 from fluidtune.tune.scheduler import FluidScheduler
 from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at, with_values
+from tests.ray_compat.storage import TrialStorage
 
 #: Where Tune's controller has the search algorithm.
 SEARCH = "_search_alg"
@@ -112,23 +112,6 @@ def test_after_a_restore_a_search_algorithm_hears_of_its_own_trials_only() -> No
     assert heard == ["own"]
 
 
-class Stored:
-    """As Tune's storage context of a trial, without Ray's session."""
-
-    def __init__(self, path: Path) -> None:
-        self.experiment_driver_staging_path, self._stored = str(path / "staged"), path / "stored"
-        self.trial_dir_name = ""
-        self.storage_filesystem = LocalFileSystem()
-
-    @property
-    def trial_driver_staging_path(self) -> str:
-        return str(Path(self.experiment_driver_staging_path, self.trial_dir_name))
-
-    @property
-    def trial_fs_path(self) -> str:
-        return str(self._stored / self.trial_dir_name)
-
-
 class Tried:
     """A run of two trials that wait, asked by ``served``. Trials are Tune's own, the controller is not."""
 
@@ -136,7 +119,7 @@ class Tried:
         self.path = path
         config = {"lr": 0.1, "n": np.int64(3), "act": "relu", "fn": print}
         register_trainable("trained", trained)
-        self.trials = [Trial("trained", config=config, storage=Stored(path), **of_a_trial) for _ in range(2)]
+        self.trials = [Trial("trained", config=config, storage=TrialStorage(path), **of_a_trial) for _ in range(2)]
         for trial in self.trials:
             trial.create_placement_group_factory()
         self.saved: list[Any] = []
@@ -216,7 +199,7 @@ def test_a_clone_that_cannot_be_made_is_refused_and_leaves_nothing(
     said = run.asked("clone", before[0].trial_id, {"lr": 0.5})
     assert said.startswith(f"trial {before[0].trial_id} cannot be cloned: ") and why in said and "\n" not in said
     assert (run.trials, vars(run)[LIVE], run.saved) == (before, set(before), [])
-    assert set(tmp_path.rglob("*")) - there <= {tmp_path / "staged"}
+    assert {path.name for path in set(tmp_path.rglob("*")) - there} <= {"session", "driver_artifacts"}
 
 
 @pytest.mark.parametrize("kind", ["stop", "clone"])

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
-from ray.tune.search.optuna import OptunaSearch
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
 from fluidtune.steering.steering_files import SteeringRefused, ask, own_name
+from tests.contracts.processes import until
 from tests.tune.running import events_of, fit, logged, outcome
 from tests.tune.trainables import Stepper, score
 
@@ -37,10 +37,7 @@ class Gated(Stepper):
     """Waits before its second iteration until there is a file. ``lr`` is added to each score."""
 
     def step(self) -> dict[str, Any]:
-        until = time.monotonic() + 150
-        while self.at == 1 and not Path(self.config["gate"]).exists():
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: self.at != 1 or Path(self.config["gate"]).exists(), 150)
         result = super().step()
         return {**result, "score": result["score"] + self.config.get("lr", 0), "lr": self.config.get("lr", 0)}
 
@@ -49,20 +46,15 @@ class Gated(Stepper):
 HALF = tune.with_resources(Gated, {"cpu": 0.5})
 
 
-def trial_of(run: Path, x: Any) -> str:
-    """The id of the trial with this x, as soon as it has a result."""
-    until = time.monotonic() + 150
-    while time.monotonic() < until:
-        try:
-            events = read_events(run / EVENT_LOG_NAME)
-        except FileNotFoundError:
-            events = []
+def trial_of(run: Path, x: Any, has: str = "trial_result") -> str:
+    """The id of the trial with this x, as soon as it has a result, or another event."""
+
+    def found() -> str | None:
+        events = read_events(run / EVENT_LOG_NAME) if (run / EVENT_LOG_NAME).exists() else []
         added = {e["trial"]: (e.get("parameters") or {}).get("x") for e in events if e["event"] == "trial_added"}
-        for event in events:
-            if event["event"] == "trial_result" and added.get(event["trial"]) == x:
-                return str(event["trial"])
-        time.sleep(0.05)
-    raise AssertionError(f"no trial with x={x} has a result")
+        return next((e["trial"] for e in events if e["event"] == has and added.get(e["trial"]) == x), None)
+
+    return str(until(found, 150))
 
 
 @contextmanager
@@ -139,34 +131,6 @@ def test_a_stopped_and_a_cloned_trial_end_as_under_stock_tune(algorithm: str, tm
 
 
 @pytest.mark.usefixtures("ray2")
-def test_optuna_goes_on_as_without_a_clone(tmp_path: Path) -> None:
-    run, gate = tmp_path / "fluid", tmp_path / "gate"
-
-    def search() -> OptunaSearch:
-        return OptunaSearch(seed=1)
-
-    space = {"x": tune.randint(0, 9), "lr": tune.uniform(0, 1), "gate": str(gate)}
-
-    def steer() -> None:
-        until = time.monotonic() + 150
-        while not (run / EVENT_LOG_NAME).exists() or not events_of(tmp_path, "trial_result"):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        first = events_of(tmp_path, "trial_added")[0]["trial"]
-        ask(run, "clone", first, ["x=8", "lr=100"])
-
-    config = {"num_samples": 3, "max_concurrent_trials": 1, "run": {"stop": until_six}}
-    with meanwhile(steer, gate):
-        fluid = fit("fluid", HALF, space, tmp_path, search_alg=search(), executor=STEERED, **config)
-    stock = fit("stock", HALF, space, tmp_path, search_alg=search(), **config)
-    assert not fluid.errors
-    found = outcome(fluid, "lr")
-    clone = [each for each in found if each[0] == 8 and each[3] == 100]
-    assert len(clone) == 1 and clone[0][1] == 6
-    assert [each for each in found if each not in clone] == outcome(stock, "lr")
-
-
-@pytest.mark.usefixtures("ray2")
 def test_a_kept_trial_goes_on_though_asha_wants_to_stop_it(tmp_path: Path) -> None:
     """ASHA stops the last one of a rung; kept, it trains to the run's own end. The rungs are as if it had ended."""
     run, gate = tmp_path / "fluid", tmp_path / "gate"
@@ -210,12 +174,7 @@ def test_a_trial_that_reports_nothing_is_stopped_too(tmp_path: Path) -> None:
     run, gate = tmp_path / "fluid", tmp_path / "gate"
 
     def steer() -> None:
-        until = time.monotonic() + 150
-        while not (run / EVENT_LOG_NAME).exists() or not events_of(tmp_path, "trial_started"):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        added = {e["parameters"]["x"]: e["trial"] for e in events_of(tmp_path, "trial_added")}
-        assert "ends at its next result" in ask(run, "stop", added[0])
+        assert "ends at its next result" in ask(run, "stop", trial_of(run, 0, has="trial_started"))
 
     trainable, space = tune.with_resources(Silent, {"cpu": 1}), {"x": tune.grid_search([0, 1])}
     with meanwhile(steer, gate):
@@ -270,10 +229,7 @@ def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing
 
     try:
         stopped, cloned = trial_of(run, 1), trial_of(run, 2)
-        until = time.monotonic() + 150
-        while not list(run.glob(f"*{cloned}*/checkpoint_*/at.json")):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(lambda: list(run.glob(f"*{cloned}*/checkpoint_*/at.json")), 150)
         act("stop", str(run), stopped)
         said = act("clone", str(run), cloned, "--set", "x=7", "--from-checkpoint")
     finally:

@@ -81,7 +81,7 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
     run = tried.placed(1.0, Stepper)
     tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
-    list(tried.manager._calls._handlers.values())[-1](None)
+    tried.answer_newest(None)
     tried.manager._advance()
     assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
     assert Fold(tried.logged()[:-1]).trials["a"].state == "waiting"
@@ -92,8 +92,7 @@ def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> N
     tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
     assert run.life.losses.last == (why := f"moved to another device: {suspend('a').why.words}")
-    unloaded = list(tried.manager._calls._handlers.values())[-1]
-    unloaded(None)
+    tried.answer_newest(None)
     tried.manager._advance()
     (moved,) = tried.logged("trial_ended")
     assert (moved["ending"], moved["reason"]) == ("paused", why)

@@ -12,11 +12,7 @@ import pytest
 from fluidtune.trials import TrialLife
 from fluidtune.trials.messages import Outside
 from fluidtune.tune.trial_run import RunTable, keep_number, keep_progress, newest_checkpoint, results_seen
-
-
-def new_trial() -> SimpleNamespace:
-    nothing = {"last_result": None, "num_failures": 0, "latest_checkpoint_result": None}
-    return SimpleNamespace(trial_id="a", run_metadata=SimpleNamespace(), **nothing)
+from tests.tune.tried_manager import tunes_trial
 
 
 def life_of(trial: SimpleNamespace) -> TrialLife:
@@ -33,7 +29,7 @@ def hear(trial: SimpleNamespace, life: TrialLife, iteration: int, number: int) -
 
 
 def test_results_are_counted_whatever_number_the_user_gives_them() -> None:
-    trial = new_trial()
+    trial = tunes_trial()
     first = life_of(trial)
     for iteration in (1, 2, 3):
         hear(trial, first, iteration, 100 * iteration)
@@ -48,7 +44,7 @@ def test_results_are_counted_whatever_number_the_user_gives_them() -> None:
 
 def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
     """Tune may save the experiment in between, and the driver may die then."""
-    trial = new_trial()
+    trial = tunes_trial()
     life = life_of(trial)
     hear(trial, life, 1, 1)
     life.seen.note_result(2, 2)
@@ -72,7 +68,7 @@ def test_tune_counts_on_from_the_number_of_a_checkpoint(counted: int, path: str,
 
 
 def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
-    trial = new_trial()
+    trial = tunes_trial()
     hear(trial, life_of(trial), 1, 1)
     trial.num_failures = 1
     retry = life_of(trial)
@@ -83,7 +79,7 @@ def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
 
 
 def test_an_experiment_that_stock_tune_began_is_counted_by_its_last_result() -> None:
-    trial = new_trial()
+    trial = tunes_trial()
     trial.last_result = {"training_iteration": 4}
     seen = life_of(trial).seen
     assert (seen.delivered, seen.results, seen.retried, seen.own_numbers) == (4, 4, False, False)

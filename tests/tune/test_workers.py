@@ -19,7 +19,6 @@ from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial
 
 from fluidtune import FluidExecutor, Tuner
-from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
 from tests.tune.running import events_of, fit, forks_ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
@@ -120,37 +119,3 @@ def test_a_trainable_that_cleans_up_for_seven_seconds_comes_to_its_end(tmp_path:
     run = {"checkpoint_config": CheckpointConfig(checkpoint_at_end=False)}
     results = fit("fluid", Lingering, {"x": 0, "note": str(note)}, tmp_path, run=run)
     assert not results.errors and note.read_text() == "cleaned up"
-
-
-@pytest.mark.newest
-def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
-    from tests.tune.trainables import with_checkpoints
-
-    # Long enough for the second device to be there, though the job before has just given it back.
-    space = {"x": tune.grid_search([0, 1, 2]), "n": 4, "pause": 0.2}
-    results = fit("fluid", with_checkpoints, space, tmp_path)
-    directory = tmp_path / "fluid"
-    events = read_events(directory / EVENT_LOG_NAME)
-    assert events.dropped == 0
-    assert events[0]["event"] == "run_started" and events[-1]["event"] == "run_ended"
-    trials = {r.metrics["trial_id"] for r in results}
-    for trial in trials:
-        own = [e for e in events if e.get("trial") == trial]
-        assert [e["event"] for e in own if e["event"] != "kind_found"] == [
-            "trial_added",
-            "trial_started",
-            *["trial_result"] * 4,
-            "trial_ended",
-        ]
-        assert [e["iteration"] for e in own if e["event"] == "trial_result"] == [1, 2, 3, 4]
-        assert own[-1]["ending"] == "stopped"
-    best = results.get_best_result()
-    assert events[-1]["trials"] == 3
-    assert events[-1]["best"] == {"trial": best.metrics["trial_id"], "metric": best.metrics["score"]}
-    summary = summarise(events)
-    assert summary.finished and summary.trials == 3 and summary.devices == 2
-    assert 0 < summary.utilisation <= 1
-    occupancy_of(events)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fluid-")]
-    for name in ("timeline.png", "utilisation.png", "summary.json"):
-        assert (directory / name).stat().st_size > 100

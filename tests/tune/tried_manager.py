@@ -79,14 +79,14 @@ class Pool:
     def return_worker(self, worker: PooledWorker) -> None:
         pass
 
+    def forget_worker(self, worker: PooledWorker) -> None:
+        del self.workers[worker.name]
+
     def discard_worker(self, worker: PooledWorker) -> None:
-        pass
+        self.forget_worker(worker)
 
     def kill_worker(self, worker: PooledWorker) -> None:
-        pass
-
-    def forget_worker(self, worker: PooledWorker) -> None:
-        pass
+        self.discard_worker(worker)
 
     def discard_idle_workers(self, device: int) -> None:
         pass
@@ -96,11 +96,11 @@ class Pool:
 
 
 class Devices(DeviceSource):
-    """Two devices of one node."""
+    """Two devices of one node, unless others are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: dict[int, str] | None = None) -> None:
         super().__init__(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}))
-        self._nodes = {0: "n", 1: "n"}
+        self._nodes = nodes or {0: "n", 1: "n"}
         #: What the next look at the devices finds.
         self.came: dict[int, str] = dict(self._nodes)
         self.gone: list[int] = []
@@ -109,11 +109,47 @@ class Devices(DeviceSource):
         (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
         return came, gone
 
+    def lose(self, device: int) -> None:
+        """The device is gone; if it has come since the last look, nothing is heard of it."""
+        if self.came.pop(device, None) is None:
+            self.gone.append(device)
+        del self._nodes[device]
+
     def group(self, device: int) -> str:
+        assert device in self.nodes
         return f"group{device}"
 
     def close(self) -> None:
         pass
+
+
+class TunesTrial(SimpleNamespace):
+    """Tune's object of a trial, by its name."""
+
+    def __str__(self) -> str:
+        return str(self.trial_id)
+
+
+def tunes_trial(name: str = "a", *bundles: dict[str, float], **more: Any) -> Any:
+    """A trial that has not begun, and asks for these bundles; for one GPU. ``more``: what else it has."""
+    fields = dict(
+        trial_id=name,
+        placement_group_factory=PlacementGroupFactory([*bundles] or [{"GPU": 1.0}]),
+        has_reported_at_least_once=False,
+        config={},
+        evaluated_params={},
+        last_result={},
+        status="PENDING",
+        max_failures=0,
+        num_failures=0,
+        trainable_name="t",
+        checkpoint=None,
+        checkpoint_freq=0,
+        latest_checkpoint_result=None,
+        run_metadata=SimpleNamespace(),
+        set_ray_actor=lambda actor: None,
+    )
+    return TunesTrial(**{**fields, **more})
 
 
 class Tried:
@@ -151,23 +187,15 @@ class Tried:
 
         ``progress``: what the driver before has kept with it.
         """
-        request = PlacementGroupFactory([{"GPU": share}])
-        trial: Any = SimpleNamespace(
-            trial_id=name,
-            has_reported_at_least_once=False,
-            last_result={},
+        kept = {} if progress is None else {PROGRESS: progress}
+        trial = tunes_trial(
+            name,
+            {"GPU": share},
             status="RUNNING",
-            placement_group_factory=request,
             evaluated_params=params or {},
             config=params or {},
-            trainable_name="t",
             get_trainable_cls=lambda: trainable,
-            checkpoint=None,
-            checkpoint_freq=0,
-            latest_checkpoint_result=None,
-            run_metadata=SimpleNamespace(**({} if progress is None else {PROGRESS: progress})),
-            num_failures=0,
-            set_ray_actor=lambda actor: None,
+            run_metadata=SimpleNamespace(**kept),
         )
         self.manager.note_trial(trial)
         tracked = self.manager.add_actor(
@@ -192,6 +220,11 @@ class Tried:
     def loaded(self, run: TrialRun, value: Any) -> None:
         """The leader has answered ``load``."""
         self.manager._shell.leader_answered(run, leader_of(run), leader_of(run), value)
+
+    def answer_newest(self, value: Any) -> None:
+        """The newest call of a worker is answered."""
+        _, handler = self.manager._calls._handlers.popitem()
+        handler(value)
 
     def answered(self, run: TrialRun, value: Any) -> None:
         """The leader has answered the oldest call."""

@@ -40,15 +40,6 @@ def test_trials_that_do_not_scale_are_no_longer_resized_after_a_few_attempts():
     assert twin.run() < 75 and twin.resizes <= 3 * 6, "alone they take 60 s"
 
 
-def test_a_rung_waits_for_all_trials_of_the_rung_before():
-    rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
-    trials = (RecordedTrial("a", (rung0, rung1)), RecordedTrial("b", (rung0,), cost=5.0))
-    twin = Twin(
-        RecordedJob(trials, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain", growable=False), 2
-    )
-    assert twin.run() == pytest.approx(2 * 5.0 + 3.0)
-
-
 def test_seconds_that_are_not_training_are_counted():
     costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, turn=0.01)
     job = grid(4, 2, ALONE, max_packing=1, kind="plain", growable=False, costs=costs)

@@ -106,15 +106,27 @@ def evaluation_and_inference() -> Any:
     return net(nn.Dropout(0.2)), step
 
 
+class Outputs(OrderedDict[str, Any]):
+    """As the outputs of Transformers' models: a dictionary in order, whose entries are attributes, too."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
+
+
 @divided
 def dictionaries() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         out = m({"x": x, "y": [y, None]}, scale=2.0)
-        return F.cross_entropy(out["logits"], y) + out["more"][1].mean()
+        assert list(out) == ["logits", "more"]
+        return F.cross_entropy(out[0], y) + out["more"][1].mean() + out.more[1].square().mean()
 
     def run(self: Any, batch: Any, scale: float) -> Any:
         z = self.net(batch["x"]) * scale
-        return {"logits": z, "more": (batch["y"][0], z.exp())}
+        return Outputs(logits=z, more=(batch["y"][0], z.exp()))
 
     return Of(run), step
 
@@ -129,31 +141,6 @@ def dataclasses_() -> Any:
     return Of(
         lambda self, seen: Seen(self.net(seen.logits), [seen.logits.sum(1) * self.net[0].bias.sum()], "out")
     ), step
-
-
-class Outputs(OrderedDict[str, torch.Tensor]):
-    """As the outputs of Transformers' models: a dictionary in order, whose entries are attributes, too."""
-
-    def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
-
-
-@divided
-def dictionaries_with_attributes() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        out = m(x)
-        assert list(out) == ["logits", "extra"]
-        return F.cross_entropy(out[0], y) + out[1].mean() + out.extra.mean()
-
-    def run(self: Any, x: Any) -> Any:
-        z = self.net(x)
-        return Outputs(logits=z, extra=z.square())
-
-    return Of(run), step
 
 
 @divided
@@ -384,9 +371,12 @@ def _saved(m: Any) -> Any:
 
 
 @divided
-def dropouts() -> Any:
-    layers = nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)
-    return net(*layers), entropy
+def dropouts_and_a_sampler_on_the_same_stream() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        order = torch.randperm(len(x))
+        return F.cross_entropy(m(x[order]), y[order])
+
+    return net(nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)), step
 
 
 @divided
@@ -414,15 +404,6 @@ def attention_with_dropout() -> Any:
         return F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
 
     return layer, step
-
-
-@divided
-def a_sampler_on_the_same_stream() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        order = torch.randperm(len(x))
-        return F.cross_entropy(m(x[order]), y[order])
-
-    return net(nn.Dropout(0.5)), step
 
 
 @divided

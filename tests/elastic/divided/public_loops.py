@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 12
 Loop = Generator[float, None, Any]
@@ -72,78 +71,6 @@ def adam(*modules: nn.Module, lr: float = 1e-2) -> torch.optim.Adam:
     return torch.optim.Adam([p for m in modules for p in m.parameters() if p.requires_grad], lr=lr, eps=1e-3)
 
 
-# --- images
-
-
-class Block(nn.Module):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
-        self.conv2, self.bn2 = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
-
-    def forward(self, x: Any) -> Any:
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
-        return F.relu(out + x, inplace=True)
-
-
-class ResNet(nn.Module):
-    def __init__(self, c: int = 4, classes: int = 4) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, c, 3, padding=1, bias=False), nn.BatchNorm2d(c), nn.ReLU(inplace=True))
-        self.layers = nn.Sequential(Block(c), nn.MaxPool2d(2), Block(c))
-        self.fc = nn.Linear(c, classes)
-
-    def forward(self, x: Any) -> Any:
-        x = self.layers(self.stem(x))
-        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-
-
-@loop()
-def resnet_and_data_loader() -> Loop:
-    model = ResNet()
-    optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
-    loader = DataLoader(TensorDataset(torch.randn(44, 3, 6, 6), torch.randint(4, (44,))), batch_size=16, shuffle=True)
-    for _ in range(STEPS // 3):
-        model.train()
-        for x, y in loader:
-            yield stepped(optimizer, F.cross_entropy(model(x), y, label_smoothing=0.1))
-            scheduler.step()
-        model.eval()
-        with torch.no_grad():
-            sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    return model
-
-
-@loop()
-def masked_autoencoder() -> Loop:
-    class Mae(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.block = nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-            self.mask, self.head = nn.Parameter(torch.zeros(1, 1, 8)), nn.Linear(8, 6)
-
-        def forward(self, x: Any) -> Any:
-            n, length, _ = x.shape
-            shuffle = torch.rand(n, length).argsort(1)
-            restore, keep = shuffle.argsort(1), shuffle[:, :3]
-            z = self.embed(x)
-            z = self.block(z.gather(1, keep[..., None].expand(-1, -1, 8)))
-            z = torch.cat([z, self.mask.expand(n, length - 3, -1)], 1)
-            return self.head(z.gather(1, restore[..., None].expand(-1, -1, 8))), (restore >= 3).double()
-
-    model = Mae()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        x = torch.randn(12, 7, 6)
-        out, mask = model(x)
-        yield stepped(optimizer, ((out - x).square().mean(-1) * mask).sum() / mask.sum())
-    return model
-
-
-# --- generative
-
-
 @loop()
 def spectral_norm_and_r1() -> Loop:
     net_d = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 12)), nn.Softplus(), nn.Linear(12, 1))
@@ -182,9 +109,6 @@ def mixture_density_with_strided_outputs() -> Loop:
     return model
 
 
-# --- representations
-
-
 @loop()
 def moco_with_a_queue() -> Loop:
     class MoCo(nn.Module):
@@ -217,20 +141,15 @@ def moco_with_a_queue() -> Loop:
     return model
 
 
-# --- sequences
-
-
 class Attention(nn.Module):
     def __init__(self, d: int, heads: int, drop: float) -> None:
         super().__init__()
         self.qkv, self.proj, self.heads, self.drop = nn.Linear(d, 3 * d), nn.Linear(d, d), heads, nn.Dropout(drop)
 
-    def forward(self, x: Any, mask: Any = None) -> Any:
+    def forward(self, x: Any, mask: Any) -> Any:
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        a = q @ k.transpose(-2, -1) / math.sqrt(d // self.heads)
-        if mask is not None:
-            a = a.masked_fill(mask == 0, float("-inf"))
+        a = (q @ k.transpose(-2, -1) / math.sqrt(d // self.heads)).masked_fill(mask == 0, float("-inf"))
         return self.proj((self.drop(a.softmax(-1)) @ v).transpose(1, 2).reshape(b, t, d))
 
 
@@ -243,34 +162,10 @@ class Gpt(nn.Module):
         self.head = nn.Linear(d, vocab, bias=False)
         self.head.weight = self.token.weight
 
-    def forward(self, x: Any, mask: Any = None, targets: Any = None) -> Any:
+    def forward(self, x: Any, mask: Any) -> Any:
         z = self.token(x) + self.place(torch.arange(x.size(1)))
         z = z + self.attn(self.ln1(z), mask)
-        logits = self.head(z + self.ff(self.ln2(z)))
-        if targets is None:
-            return logits
-        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
-
-
-@loop()
-def causal_model_with_tied_weights_and_its_loss() -> Loop:
-    model = Gpt()
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, 1e-2, eps=1e-3)
-    for i in range(STEPS):
-        x = torch.randint(9, (10, 7))
-        optimizer.zero_grad(set_to_none=True)
-        for part in x.chunk(2):
-            _, loss = model(part[:, :-1], torch.tril(torch.ones(6, 6)), part[:, 1:].contiguous())
-            (loss / 2).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * min(1.0, (i + 1) / 4)
-        optimizer.step()
-        yield loss.item()
-    return model
+        return self.head(z + self.ff(self.ln2(z)))
 
 
 @loop()
@@ -282,9 +177,6 @@ def causal_mask_of_the_size_of_the_batch() -> Loop:
         logits = model(x[:, :-1], torch.tril(torch.ones(6, 6)))
         yield stepped(optimizer, F.cross_entropy(logits.reshape(-1, 9), x[:, 1:].reshape(-1)))
     return model
-
-
-# --- other data
 
 
 @loop()
@@ -313,9 +205,6 @@ def sparse_embeddings() -> Loop:
     return embed, head
 
 
-# --- other ways to train
-
-
 @loop()
 def maml() -> Loop:
     model = mlp(8, 10, 4, act=nn.Tanh)
@@ -338,25 +227,8 @@ def maml() -> Loop:
 
 
 @loop()
-def averaged_weights_and_statistics_anew() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = sgd(model)
-    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.02)
-    seen = []
-    for i, (x, y) in enumerate(labelled()):
-        seen.append(x)
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-        if i > 5:
-            averaged.update_parameters(model)
-            scheduler.step()
-    torch.optim.swa_utils.update_bn(seen, averaged)
-    return model, averaged
-
-
-@loop()
 def data_parallel_on_the_cpu() -> Loop:
-    model = nn.DataParallel(ResNet())
+    model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)))
     optimizer = sgd(model)
     for x, y in labelled(12, 4, 3, 6, 6):
         yield stepped(optimizer, F.cross_entropy(model(x), y))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided.follower import Follower
 from fluidtune.elastic.divided.meeting import Refused, connect
 from fluidtune.elastic.divided.tensor_link import Link, Lost
+from tests.contracts.processes import until
 from tests.elastic.divided.grown import Grown, grown
 
 STEPS = 12
@@ -372,20 +374,9 @@ def test_a_follower_of_a_dead_leader_ends() -> None:
     os.kill(leader, signal.SIGKILL)
     os.waitpid(leader, 0)
     try:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and _lives(follower):
-            time.sleep(0.01)
-        assert not _lives(follower)
+        until(lambda: not psutil.pid_exists(follower) or psutil.Process(follower).status() == psutil.STATUS_ZOMBIE, 10)
     finally:
         os.kill(loader, signal.SIGKILL)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_followers_of_another_machine() -> None:
@@ -426,14 +417,16 @@ def test_a_replica_that_cannot_be_made_leaves_its_own_module_whole(monkeypatch: 
 
     monkeypatch.setattr(divided_follower, "rebuilt", rebuilt)
     with grown(2, patient=False) as trial:
-        until = time.monotonic() + 60
-        while not trial.division.followers.divided or len(trial.checked) < 2:
-            assert time.monotonic() < until, trial.checked
+
+        def both_are_checked() -> bool:
             trial.division.begin_iteration()
             other(torch.ones(20, 12, dtype=torch.float64))
             time.sleep(0.1)
             loop.step()
             trial.facts()
+            return trial.division.followers.divided > 0 and len(trial.checked) > 1
+
+        until(both_are_checked)
     assert {(name, verdict) for name, verdict, _ in trial.checked} == {("Sequential", "divided"), ("Linear", "whole")}
 
 
