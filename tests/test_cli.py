@@ -56,7 +56,9 @@ def test_version_and_help() -> None:
         ("run --devices cpu:2 --max-workers 3 script.py", "max_workers=3"),
         ("why nowhere t", "there is no directory 'nowhere'; there are runs in "),
         ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
-        ("report .", "there is no event log in the directory '.'"),
+        ("why served t", "the log of a service"),
+        ("why run/x/y t", "there is no directory 'run/x/y'; 'run/x' has no runs"),
+        ("report .", "there is no event log in the directory '.'; there are runs in "),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("top --json served", "served is the log of a service; type: fluidtune serve status --json"),
@@ -79,7 +81,11 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
     end = next(event for event in events if event["event"] == "trial_ended")
     end |= {"ending": "failed", "reason": "half \ud83d"}
     written(tmp_path, events)
+    with written(tmp_path / "served", [{"t": 1.0, "event": "serving_started", "trials": []}]).open("a") as log:
+        log.write("{\n")
     told = {
+        "report served": fluidtune("report", "served", cwd=tmp_path),
+        "top served": fluidtune("top", "served", cwd=tmp_path),
         "report": fluidtune("report", ".", "--html", "page.html", cwd=tmp_path),
         "top": fluidtune("top", ".", cwd=tmp_path),
         "why": fluidtune("why", ".", end["trial"], cwd=tmp_path),
@@ -87,7 +93,7 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
     }
     for command, done in told.items():
         assert done.returncode == 0 and "Traceback" not in done.stderr, (command, done.stderr)
-    for command in ("report", "top", "why"):
+    for command in told.keys() - {"plan"}:
         assert "1 line left out: broken, or of another version" in told[command].stdout, command
     assert "half \\ud83d" in told["why"].stdout
     assert "unreadable" in (tmp_path / "page.html").read_text()

@@ -89,6 +89,8 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     maximal = [begin(0, 1, mode="max"), *by_hand()[1:15]]
     assert summarise(maximal).best_trial == "a"
     assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
+    # As Tune's ``get_best_result`` by default: by the last results.
+    assert summarise([*by_hand()[:15], result(106, "c", 3, 2.0, 1.0, 0.95)]).best_trial == "b"
 
 
 def test_what_was_done_twice_after_a_driver_that_died_and_one_that_ended():

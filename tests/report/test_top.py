@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -20,13 +19,11 @@ from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, t
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.report.run_logs import find_log
-from fluidtune.report.summary import best_of, summarise
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.run_list import RunList
 from tests.report.makers import (
     added,
     begin,
-    ended,
     ev,
     group,
     over,
@@ -39,25 +36,6 @@ from tests.report.makers import (
     written,
 )
 from tests.report.test_summary import by_hand
-
-
-@pytest.mark.parametrize("name", ["run_started", "serving_started"])
-def test_how_many_lines_of_the_log_are_left_out_is_said(name: str, tmp_path: Path) -> None:
-    """Seen: `top`, `why`, and `report` of a service did not say it."""
-    events = [begin(0, 1)] if name == "run_started" else [ev(0, name, devices=1, **dict.fromkeys(OF_START, "x"))]
-    log, shown = written(tmp_path, events), []
-    for broken in ("", '{"t": 5.0, "event": "tri\n', "{\n"):
-        with log.open("a") as file:
-            file.write(broken)
-        out = io.StringIO()
-        top.watch(log, Console(file=out, width=100), now=lambda: 7.0)
-        shown.append([line for line in out.getvalue().splitlines() if "left out" in line])
-    said = "left out: broken, or of another version"
-    assert shown == [[], [f"event log: 1 line {said}"], [f"event log: 2 lines {said}"]]
-
-
-#: Fields of a service's first event.
-OF_START = ("run", "ray", "fluidtune", "python", "machine", "kind", "slo", "starts", "trials")
 
 
 def screen_of(events: list[EventDict]) -> top.RunScreen:
@@ -80,15 +58,6 @@ def test_what_is_said_in_the_middle_of_a_run() -> None:
     assert lines[9].split() == ["c", "running", "2", "0-1", "3/10", "1", "0.5", "1", "s", "ago"]
     assert lines[10].split() == ["b", "failed", "1/10", "3", "0.8", "3", "s", "ago"]
     assert [line.partition(" ")[2] for line in lines[11:]] == ["b failed"]
-
-
-def test_the_best_trial_is_that_of_the_last_results_as_in_the_report() -> None:
-    """As Tune's ``get_best_result`` by default: a trial that was better before it got worse is not the best one."""
-    events = [begin(0, 1), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0)]
-    events += [result(1, "a", 1, 1.0, 1.0, 0.1), result(2, "a", 2, 1.0, 1.0, 0.9), ended(2, "a"), started(2, "b", 0)]
-    events += [result(3, "b", 1, 1.0, 1.0, 0.5)]
-    found = summarise(events)
-    assert (found.best_trial, found.best_metric) == best_of(screen_of(events).run) == ("b", 0.5)
 
 
 def test_the_reason_of_a_trials_last_change_is_shown() -> None:
@@ -160,6 +129,11 @@ def test_any_moment_of_any_run_fits_the_terminal(
     now = float(events[-1]["t"]) + 1
     lines = text_of(screen.draw(now, height), width=80).splitlines()
     assert len(lines) < max(height, 5 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
+    # What has no room is counted.
+    shown = sum(bool(re.match(r"\d+ +(local|running|waiting|resizing) ", line)) for line in lines)
+    hidden = sum(int(line.split()[1]) for line in lines if re.fullmatch(r"and \d+ more *", line))
+    live = [name for name, trial in screen.run.trials.items() if trial.state not in ("paused", "stopped")]
+    assert shown + hidden == (0 if screen.over else devices + len(live))
     held = screen.run.held
     working = {name for name, trial in screen.run.trials.items() if trial.state in ("running", "resizing", "silent")}
     assert working == set(held)
@@ -167,17 +141,6 @@ def test_any_moment_of_any_run_fits_the_terminal(
     recent = latest(screen.run, now, top.RECENT_S)
     whole = occupancy_of([*events, over(now)])
     assert {i for i in whole.intervals if i.end >= now - top.RECENT_S} == set(recent.intervals)
-
-
-def test_devices_and_trials_that_have_no_room_are_counted() -> None:
-    events = [begin(0, 50), *(added(0, f"t{number:02d}") for number in range(90))]
-    events += [started(1, f"t{number:02d}", number) for number in range(50)]
-    lines = text_of(screen_of(events).draw(2.0, 30), width=100).splitlines()
-    assert len(lines) < 30
-    hidden = [int(line.split()[1]) for line in lines if line.startswith("and ")]
-    devices = sum(bool(re.match(r"\d+ +local", line)) for line in lines)
-    trials = sum(bool(re.match(r"t\d\d ", line)) for line in lines)
-    assert devices > 3 < trials and hidden == [50 - devices, 90 - trials]
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
@@ -221,23 +184,6 @@ def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
     with pytest.raises(NoEventLogError, match=r"ray_results.*; give the directory of a run$"):
         find_log(None, newest=True)
-
-
-def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path) -> None:
-    events = by_hand()
-    log = written(tmp_path, events[:5])
-    rest = iter(events[5:])
-
-    def next_event(seconds: float) -> None:
-        with log.open("a") as file:
-            file.write(f"{json.dumps(next(rest))}\n")
-
-    out = io.StringIO()
-    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 108.0, next_event)
-    assert next(rest, None) is None
-    assert "2 running, 1 waiting" in out.getvalue() and "1 running, 1 failed, 1 stopped" in out.getvalue()
-    last = out.getvalue().rpartition("\x1b[?1049l")[2]  # after the alternate screen
-    assert "ended after 12 s" in last and "best: c, loss 0.5" in last
 
 
 @pytest.mark.parametrize("removed", [False, True])
