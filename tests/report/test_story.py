@@ -189,24 +189,21 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 # Any log
 
 
-NUMBERS = st.integers(0, 3)
-DEVICES = st.lists(NUMBERS, max_size=3, unique=True)
-#: Field -> a value that it may have. Fields that are not here have any text, or null.
+TEXTS = st.one_of(st.none(), st.text(max_size=9))
+#: Form of a field that readers rely on -> a value. Any other field has any text, or null.
+FORMED: dict[str, st.SearchStrategy[Any]] = {
+    "places": st.lists(st.integers(0, 3), max_size=3, unique=True),
+    **dict.fromkeys(("whole", "count"), st.integers(1, 3)),
+    **dict.fromkeys(("amount", "size", "number"), st.sampled_from([0.5, 1.0, 1 / 3]) | st.floats(0.001, 1000)),
+    **{"text": st.text(max_size=9), "given": TEXTS, "best": st.none()},
+}
+#: Field -> a value that it may have.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "trial": st.sampled_from(["a", "b", "ab"]),
-    "device": NUMBERS,
-    **dict.fromkeys(("devices", "devices_from", "devices_to"), DEVICES),
     "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
     "ending": st.sampled_from(["paused", "stopped", "failed"]),
     "verdict": st.sampled_from(["divided", "whole", "unknown"]),
     "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-    **dict.fromkeys(("iteration", "reported"), st.integers(0, 99)),
-    "iterations": st.one_of(st.none(), st.integers(1, 99)),
-    "seconds": st.floats(0, 1000),
-    "width": st.floats(0, 4),
-    "metric": st.one_of(st.none(), st.floats(0, 1)),
-    "began": st.floats(0, 1000),
-    "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
     "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
     "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
     "reason": st.sampled_from(["", "one line", "two\nlines", "[brackets] and {braces}"]),
@@ -215,10 +212,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
     if name == "run_started":
-        return st.integers(0, 4).map(lambda count: begin(0, count))
+        workers = st.sampled_from([None, 1, 4])
+        return st.builds(
+            lambda count, most: begin(0, count, settings={"max_workers": most}), st.integers(0, 4), workers
+        )
+    forms = {field: FORMED[form] for field, _, form, _ in SCHEMA[name].relied}
     required, optional = (
-        {field: VALUES.get(field, st.one_of(st.none(), st.text(max_size=9))) for field in fields}
-        for fields in SCHEMA[name][:2]
+        {field: VALUES.get(field, forms.get(field, TEXTS)) for field in fields} for fields in SCHEMA[name][:2]
     )
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
 

@@ -139,12 +139,6 @@ def test_the_bound_of_a_run():
     assert again is not None and again.area_seconds == bound.area_seconds
 
 
-def test_an_empty_log():
-    summary = summarise([])
-    assert (summary.trials, summary.utilisation, summary.bound) == (0, 0, None)
-    assert text_of(render(summary))
-
-
 def slow_starts() -> list:
     """Two trials of two iterations on one device each, that take 20 s to start and 0.5 s to iterate."""
     events = [begin(0, 2), group(0), added(0, "a"), added(0, "b"), started(1, "a", 0), started(1, "b", 1)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, this_machine
+from fluidtune.report.events import EventDict, NoEventLogError, this_machine
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.report.run_logs import find_log
@@ -209,30 +209,6 @@ def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) 
     assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
 
 
-def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
-    screen = top.ServiceScreen()
-    counts = {"requests": {"a": {"answered": 1}}, "batches": {"a": {"1": 1}}, "waited": {"a": 1.0}}
-    for at in range(0, 10_000, 10):
-        screen.hear([ev(at, "served", seconds=10.0, **counts, busy=1.0, devices=1)])
-        shown = text_of(screen.draw(float(at), 40))
-    assert shown.count(" 1000 ") == 1 and shown.count(" 7 ") == 1
-    assert not screen.over
-    screen.hear([ev(10_000, "serving_ended", seconds=1.0)])
-    assert screen.over
-
-
-def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -> None:
-    # Seen: `fluidtune top` showed an empty run, for ever, of a file that is no event log.
-    log = tmp_path / "fluid_events.jsonl"
-    log.write_text("no event\n")
-    with pytest.raises(EventLogError, match="is not a FluidTune event log: line 1"):
-        top.watch(log, Console(file=io.StringIO()))
-    log.write_text('{"t": 1, "ev\n')
-    out = io.StringIO()
-    top.watch(log, Console(file=out), now=lambda: 1.0)
-    assert "0 of 0 devices busy" in out.getvalue()
-
-
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
     log = written(tmp_path, by_hand()[:10])
 
@@ -245,6 +221,7 @@ def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
 
 
 def test_a_service(tmp_path: Path) -> None:
+    """Of the last minute, and in all; what goes on for long is summed up once."""
     start = {"run": "r", "ray": "2.60", "fluidtune": "0.1", "python": "3.11", "machine": "m", "kind": "cpu"}
     start |= {"devices": 1, "slo": 0.5, "starts": "eager", "trials": [{"trial": "a", "value": 1.0}]}
 
@@ -253,8 +230,13 @@ def test_a_service(tmp_path: Path) -> None:
         more = {"requests": counts, "batches": {"a": {"1": answered}}, "waited": {"a": 1.0}, "busy": 2.0, "devices": 1}
         return ev(at, "served", seconds=10.0, **more)
 
-    events = [ev(0, "serving_started", **start), served(10, 100), served(500, 30)]
+    events = [ev(0, "serving_started", **start), served(10, 100), *(served(at, 3) for at in range(20, 500, 10))]
     out = io.StringIO()
-    top.watch(written(tmp_path, events), Console(file=out, width=120), now=lambda: 505.0)
+    top.watch(written(tmp_path, [*events, served(500, 30)]), Console(file=out, width=120), now=lambda: 505.0)
     rows = [line.split("│")[1:3] for line in out.getvalue().splitlines() if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [["a", "3.0"], ["a", "6.5"]]
+    assert [[cell.strip() for cell in row] for row in rows] == [["a", "0.8"], ["a", "0.5"]]
+    screen = top.ServiceScreen()
+    screen.hear(events)
+    assert not screen.over
+    screen.hear([ev(510, "serving_ended", seconds=1.0)])
+    assert screen.over
