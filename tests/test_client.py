@@ -262,22 +262,3 @@ def test_an_input_that_is_no_json_is_not_sent(server, client, value, error):
     with pytest.raises(error):
         client(value)
     assert not server.heard
-
-
-def test_threads_that_share_a_new_client_share_one_loop_and_one_connection_pool(client, monkeypatch):
-    monkeypatch.setattr(client_module, "_loops", {})
-    monkeypatch.setattr(client, "_made", {})
-    made: list[tuple[Any, Any]] = []
-    barrier = threading.Barrier(16)
-
-    def first_use() -> None:
-        barrier.wait()
-        made.append((client_module._loop(), client._client))
-
-    threads = [threading.Thread(target=first_use) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 16 and len(set(made)) == 1
-    made[0][0].call_soon_threadsafe(made[0][0].stop)

@@ -99,22 +99,26 @@ def test_a_silent_trial_comes_first_until_it_reports() -> None:
     assert states_of(screen.run) == {"running": 2}
 
 
-def test_a_driver_that_does_not_write_any_more_is_named() -> None:
-    """It was killed, or stands still: the log cannot say which."""
-    screen = screen_of([begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)])
-    assert "nothing was written" not in text_of(screen.draw(60.0, 40))
-    assert "nothing was written for 1 min 40 s" in text_of(screen.draw(100.0, 40), width=200)
+AT_0 = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)]
 
 
-def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
-    events = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0), result(5, "a", 1, 5.0, 1.0), begin(90, 1)]
-    screen = screen_of(events)
-    assert states_of(screen.run) == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
-    assert "another driver goes on, 85 s after the one before it died" in text_of(screen.draw(90.0, 40))
-
-
-def test_the_clock_of_another_machine_may_be_behind() -> None:
-    assert "running for 5 s" in text_of(screen_of([*by_hand()[:2], added(105, "a")]).draw(50.0, 40))
+@pytest.mark.parametrize(
+    ("events", "now", "said"),
+    [
+        (AT_0, 60.0, ["running for 1 min"]),
+        # It was killed, or stands still: the log cannot say which.
+        (AT_0, 100.0, ["nothing was written for 1 min 40 s"]),
+        (
+            [*AT_0, result(5, "a", 1, 5.0, 1.0), begin(90, 1)],
+            90.0,
+            ["1 waiting", "0 of 1 device busy", "85 s after the"],
+        ),
+        ([*by_hand()[:2], added(105, "a")], 50.0, ["running for 5 s"]),  # the clock of another machine is behind
+    ],
+)
+def test_how_long_a_driver_runs_or_is_silent(events: list[EventDict], now: float, said: list[str]) -> None:
+    text = text_of(screen_of(events).draw(now, 40), width=200)
+    assert all(each in text for each in said) and ("nothing was written" in text) == (now == 100.0)
 
 
 @settings(deadline=None, max_examples=40)
