@@ -186,3 +186,4 @@ class TestOnDemand:
     ) -> None:
         plan = made(None, request_, nodes[0], max_packing=4, on_demand=True, searched=True, nodes=nodes)
         assert (plan.packing, plan.bundle, plan.worker, plan.threads) == (packing, bundle, worker, threads)
+        assert int(1 / plan.share) * request_.get("CPU", 0) <= plan.bundle.get("CPU", 0), "trials lack cores"

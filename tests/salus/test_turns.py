@@ -39,8 +39,7 @@ def test_a_lane_is_one_trials_at_a_time_and_is_not_free_while_others_wait(name: 
 
     for _ in range(5000):
         states = {seat.index: seat.state for seat in table.seats()}
-        # The first one comes back seldom: it is far behind the others then.
-        idle = [i for i, state in states.items() if state in (IDLE, LINGERING) and (i or draw.random() < 0.02)]
+        idle = [index for index, state in states.items() if state in (IDLE, LINGERING)]
         inside = [index for index, state in states.items() if state == INSIDE]
         what = draw.choice(["come"] * (len(states) < 8) + ["arrive"] * 6 * bool(idle) + ["end"] * 6 * bool(inside))
         what = "leave" if states and draw.random() < 0.05 else what
