@@ -54,9 +54,19 @@ def test_version_and_help() -> None:
         ("run nowhere.py", "'nowhere.py'"),
         ("run --devices cpu:0 script.py", "devices='cpu:0'"),
         ("run --devices cpu:2 --max-workers 3 script.py", "max_workers=3"),
+        ("run --devcies gpu:1 script.py", "there is no option --devcies; did you mean --devices?"),
+        ("--devcies gpu:1 script.py", "there is no option --devcies; did you mean fluidtune run --devices?"),
+        (
+            "run --devices cpu:1 --name 3 script.py",
+            "--name; did you mean --lanes? Or: an option of the script goes aft",
+        ),
+        ("run neither.py", "without calling ray.tune.run or ray.tune.Tuner"),
         ("why nowhere t", "there is no directory 'nowhere'; there are runs in "),
         ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
-        ("report .", "there is no event log in the directory '.'"),
+        ("why served t", "the log of a service"),
+        ("why run/x/y t", "there is no directory 'run/x/y'; 'run/x' has no runs"),
+        ("report .", "there is no event log in the directory '.'; there are runs in "),
+        ("top no_event_log", "is not a FluidTune event log: line 1"),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("top --json served", "served is the log of a service; type: fluidtune serve status --json"),
@@ -65,6 +75,7 @@ def test_version_and_help() -> None:
 )
 def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("raise SystemExit('the script was run')\n")
+    (tmp_path / "neither.py").write_text("from ray import tune\ntune.Tuner(lambda config: None)\nraise SystemExit")
     written(tmp_path / "run", random_run(1, devices=1, trials=3))
     written(tmp_path / "served", [{"t": 1.0, "event": "serving_started", "trials": ["t"]}])
     written(tmp_path / "no_event_log", []).write_text("no event\n")
@@ -79,7 +90,11 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
     end = next(event for event in events if event["event"] == "trial_ended")
     end |= {"ending": "failed", "reason": "half \ud83d"}
     written(tmp_path, events)
+    with written(tmp_path / "served", [{"t": 1.0, "event": "serving_started", "trials": []}]).open("a") as log:
+        log.write("{\n")
     told = {
+        "report served": fluidtune("report", "served", cwd=tmp_path),
+        "top served": fluidtune("top", "served", cwd=tmp_path),
         "report": fluidtune("report", ".", "--html", "page.html", cwd=tmp_path),
         "top": fluidtune("top", ".", cwd=tmp_path),
         "why": fluidtune("why", ".", end["trial"], cwd=tmp_path),
@@ -87,7 +102,7 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
     }
     for command, done in told.items():
         assert done.returncode == 0 and "Traceback" not in done.stderr, (command, done.stderr)
-    for command in ("report", "top", "why"):
+    for command in told.keys() - {"plan"}:
         assert "1 line left out: broken, or of another version" in told[command].stdout, command
     assert "half \\ud83d" in told["why"].stdout
     assert "unreadable" in (tmp_path / "page.html").read_text()
@@ -245,32 +260,6 @@ def test_an_unknown_option_after_the_script_is_the_scripts(tmp_path: Path) -> No
     done = fluidtune("run", "--devices", "cpu:1", str(script), "--devices", "x", "-h")
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines() == [str([str(script), "--devices", "x", "-h"]), "__main__"]
-
-
-@pytest.mark.parametrize("ending", ["", "import sys; sys.exit()"])
-def test_a_script_that_calls_neither_run_nor_tuner(ending: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"from ray import tune\ntune.Tuner(lambda config: None)\n{ending}\n")
-    refused("run", str(script), mentions="without calling ray.tune.run or ray.tune.Tuner")
-
-
-@pytest.mark.parametrize(
-    "words, nearest",
-    [
-        (["run", "--devcies", "gpu:1"], "--devices"),
-        (["--devcies", "gpu:1"], "fluidtune run --devices"),
-    ],
-)
-def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.touch()
-    refused(*words, str(script), mentions=f"there is no option --devcies; did you mean {nearest}?")
-
-
-def test_an_option_of_the_script_before_the_script(tmp_path: Path) -> None:
-    (tmp_path / "script.py").touch()
-    goes = "--name; did you mean --lanes? Or: an option of the script goes after it: fluidtune run SCRIPT --name"
-    refused("run", "--devices", "cpu:1", "--name", "3", "script.py", mentions=goes, cwd=tmp_path)
 
 
 def test_a_plan_leaves_out_what_cannot_hold_a_trial(tmp_path: Path) -> None:

@@ -111,16 +111,15 @@ def test_an_input_is_sent_with_trial_token_and_deadline_and_its_output_comes_bac
     assert (method, path, json.loads(body)) == ("POST", "/a%20b%2Fc", [[0.5, 1.0]])
     assert headers["Authorization"] == "Bearer secret"
     assert 1000 < int(headers[TIMEOUT]) <= 30_000
-
-
-def test_no_deadline_is_said_unless_one_is_given(server, client):
-    assert client("a") == 5
-    assert TIMEOUT not in server.heard[0][2]
+    assert client("a") == 5 and TIMEOUT not in server.heard[1][2]
 
 
 def test_status_and_trials(server, client):
     server.plays = [(200, {}, json.dumps(LISTED).encode())]
     assert (client.status(), client.trials()) == (LISTED, ["best", "a b"])
+    server.plays = [(200, {}, b'{"detail": "x"}')]
+    with pytest.raises(fluidtune.ServiceError, match="no_service"):
+        client.trials()
 
 
 @pytest.mark.parametrize(
@@ -150,20 +149,6 @@ def test_it_gives_up_after_its_attempts(server, client):
     assert pickle.loads(pickle.dumps(error)).code == "queue_full"
 
 
-@pytest.mark.parametrize("asked", [{"deadline_s": 3.0}, {}])
-def test_it_does_not_wait_for_what_would_come_too_late(server, client, asked):
-    server.plays = [refusal("queue_full", str(int(PATIENCE_S)))]
-    assert fails(client, **asked).code == "queue_full"
-    assert len(server.heard) == 1
-
-
-@pytest.mark.parametrize("seconds", [None, "", "soon", "-1", "1.5", "9" * 5000])
-def test_a_503_that_does_not_say_when_is_final(server, client, seconds):
-    server.plays = [refusal("queue_full", seconds)]
-    assert fails(client).code == "queue_full"
-    assert len(server.heard) == 1
-
-
 @pytest.mark.parametrize("code", [name for name, code in CODES.items() if code.status != 503])
 def test_an_error_has_its_code_status_and_text(server, client, code):
     server.plays = [(CODES[code].status, {}, json.dumps({"error": "wrong", "code": code}).encode())]
@@ -171,36 +156,34 @@ def test_an_error_has_its_code_status_and_text(server, client, code):
     assert (error.code, error.status, error.text, len(server.heard)) == (code, CODES[code].status, "wrong", 1)
 
 
+LATE = refusal("queue_full", str(int(PATIENCE_S)))
+
+
 @pytest.mark.parametrize(
-    "play",
+    ("play", "code"),
     [
-        (200, {}, b""),
-        (200, {}, b"<html>"),
-        (200, {}, b"[" * 100_000),
-        (502, {}, b"Bad Gateway"),
-        (503, {"Retry-After": "0"}, b"no JSON"),
-        (503, {"Retry-After": "0"}, b'{"code": ["queue_full"]}'),
-        (503, {"Retry-After": "0"}, b'{"code": "of another"}'),
-        (302, {"Location": "http://127.0.0.1:1/"}, b""),
+        # What would come too late, and a 503 that does not say when.
+        (LATE, "queue_full"),
+        *((refusal("queue_full", when), "queue_full") for when in (None, "", "soon", "-1", "1.5", "9" * 5000)),
+        ((200, {}, b""), "no_service"),
+        ((200, {}, b"<html>"), "no_service"),
+        ((200, {}, b"[" * 100_000), "no_service"),
+        ((502, {}, b"Bad Gateway"), "no_service"),
+        ((503, {"Retry-After": "0"}, b"no JSON"), "no_service"),
+        ((503, {"Retry-After": "0"}, b'{"code": ["queue_full"]}'), "no_service"),
+        ((503, {"Retry-After": "0"}, b'{"code": "of another"}'), "no_service"),
+        ((302, {"Location": "http://127.0.0.1:1/"}, b""), "no_service"),
+        (b"", "lost"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n5", "lost"),
+        (b"garbage\r\n\r\n", "lost"),
     ],
 )
-def test_what_is_no_service_is_told_apart_and_asked_once(server, client, play):
+def test_what_is_final_has_its_code_and_is_asked_once(server, client, play, code):
     server.plays = [play]
-    assert fails(client).code == "no_service"
+    assert fails(client).code == code
     assert len(server.heard) == 1
-
-
-def test_a_list_of_trials_that_is_none_is_no_service(server, client):
-    server.plays = [(200, {}, b'{"detail": "x"}')]
-    with pytest.raises(fluidtune.ServiceError, match="no_service"):
-        client.trials()
-
-
-@pytest.mark.parametrize("play", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n5", b"garbage\r\n\r\n"])
-def test_a_lost_connection_is_not_asked_again(server, client, play):
-    server.plays = [play]
-    assert fails(client).code == "lost"
-    assert len(server.heard) == 1
+    if play is LATE:
+        assert fails(client, deadline_s=3.0).code == code and len(server.heard) == 2
 
 
 def test_a_slow_answer_ends_at_the_time_out_though_bytes_come(server):
@@ -246,12 +229,15 @@ def test_one_client_serves_many_threads_and_is_pickled_without_its_connections(s
     assert {headers["Authorization"] for _, _, headers, _ in server.heard} == {"Bearer secret"}
 
 
-def test_the_asynchronous_client_asks_at_the_same_time(server):
+def test_the_asynchronous_client_asks_at_the_same_time(server, client):
+    blocking = client
+
     async def ask() -> list[Any]:
         async with fluidtune.AsyncClient(server.url, timeout=PATIENCE_S) as client:
-            return await asyncio.gather(*(client(number) for number in range(4)), client.ready())
+            # The other client works within a running loop, too.
+            return [*await asyncio.gather(*(client(number) for number in range(4)), client.ready()), blocking(1)]
 
-    assert asyncio.run(ask()) == [5, 5, 5, 5, True]
+    assert asyncio.run(ask()) == [5, 5, 5, 5, True, 5]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from fluidtune.cli import cli
 from fluidtune.commands import doctor
+from tests.salus.test_telemetry import NVMLError, standin
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -97,61 +98,39 @@ TORCH = SimpleNamespace(
 )
 
 
-class Nvml:
-    """pynvml on a machine with GPUs of these names. A setting that is an exception is raised."""
+def gpus(names=("A GPU",), cuda=13000, mode=0, mig=None, ecc=0, peers=0, dead=()):
+    """pynvml on a machine with GPUs of these names, of which some are dead."""
 
-    NVMLError = RuntimeError
-
-    def __init__(self, names=("A GPU",), cuda=13000, mode=0, mig=None, ecc=0, peers=0, dead=()):
-        self.names, self.cuda, self.mode, self.mig, self.ecc = names, cuda, mode, mig, ecc
-        self.peers, self.dead = peers, dead
-
-    def __getattr__(self, name):
-        return getattr(pynvml, name)  # its constants
-
-    def nvmlDeviceGetCount(self):
-        return len(self.names)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index in self.dead:
-            raise RuntimeError("GPU is lost")
+    def handle(index):
+        if index in dead:
+            raise NVMLError("GPU is lost")
         return index
 
-    def nvmlSystemGetCudaDriverVersion_v2(self):
-        return self.cuda
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.65"
-
-    def nvmlDeviceGetUUID(self, gpu):
-        return f"GPU-{gpu}abc"
-
-    def nvmlDeviceGetName(self, gpu):
-        return self.names[gpu]
-
-    def nvmlDeviceGetComputeMode(self, gpu):
-        return self.mode
-
-    def nvmlDeviceGetMigMode(self, gpu):
-        if self.mig is None:
-            raise RuntimeError("Not Supported")
-        return self.mig
-
-    def nvmlDeviceGetTotalEccErrors(self, gpu, kind, counter):
+    def errors(gpu, kind, counter):
         assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        return self.ecc
+        return ecc
 
-    def nvmlDeviceGetP2PStatus(self, first, second, what):
-        assert what == pynvml.NVML_P2P_CAPS_INDEX_READ
-        return self.peers
+    return standin(
+        **{name: value for name, value in vars(pynvml).items() if name.startswith("NVML_")},
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=handle,
+        nvmlSystemGetCudaDriverVersion_v2=lambda: cuda,
+        nvmlSystemGetDriverVersion=lambda: "580.65",
+        nvmlDeviceGetUUID=lambda gpu: f"GPU-{gpu}abc",
+        nvmlDeviceGetName=lambda gpu: names[gpu],
+        nvmlDeviceGetComputeMode=lambda gpu: mode,
+        nvmlDeviceGetMigMode=NVMLError if mig is None else lambda gpu: mig,
+        nvmlDeviceGetTotalEccErrors=errors,
+        nvmlDeviceGetP2PStatus=lambda first, second, what: peers if what == pynvml.NVML_P2P_CAPS_INDEX_READ else -1,
+    )
 
 
 def checked(nvml=None, torch=TORCH, **environment):
-    return list(doctor.gpu_checks(nvml or Nvml(), torch, environment))
+    return list(doctor.gpu_checks(nvml or gpus(), torch, environment))
 
 
 def test_a_machine_that_is_well():
-    assert [(name, well) for name, well, _ in checked(Nvml(("A", "A")))] == [
+    assert [(name, well) for name, well, _ in checked(gpus(("A", "A")))] == [
         ("cuda", True),
         ("visible gpus", True),
         ("peer access", True),
@@ -162,21 +141,21 @@ def test_a_machine_that_is_well():
 @pytest.mark.parametrize(
     ("change", "name", "well", "said"),
     [
-        (dict(nvml=Nvml(cuda=11080)), "cuda", False, "driver 580.65 for CUDA 11.8, torch for 12.8: install a driver"),
+        (dict(nvml=gpus(cuda=11080)), "cuda", False, "driver 580.65 for CUDA 11.8, torch for 12.8: install a driver"),
         (dict(torch=SimpleNamespace(version=SimpleNamespace(cuda=None))), "cuda", False, "a torch without CUDA"),
         (dict(torch=None), "cuda", False, "no torch"),
         (dict(CUDA_VISIBLE_DEVICES="0,7"), "visible gpus", False, "no GPU here is 7"),
         (dict(CUDA_VISIBLE_DEVICES="GPU-0a"), "visible gpus", True, "1 of 1"),
         (dict(CUDA_VISIBLE_DEVICES="GPU-9"), "visible gpus", False, "no GPU here is GPU-9"),
         (dict(CUDA_VISIBLE_DEVICES=""), "visible gpus", False, "0 of 1"),
-        (dict(nvml=Nvml(mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)), "gpu 0", False, "--max-packing 1"),
-        (dict(nvml=Nvml(mode=pynvml.NVML_COMPUTEMODE_PROHIBITED)), "gpu 0", False, "nvidia-smi -i 0 -c DEFAULT"),
-        (dict(nvml=Nvml(mig=(1, 1))), "gpu 0", True, "divided by MIG"),
-        (dict(nvml=Nvml(ecc=3)), "gpu 0", False, "3 uncorrected memory errors"),
-        (dict(nvml=Nvml(("A", "B"))), "kinds of gpus", False, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        (dict(nvml=Nvml(("A", "B")), CUDA_DEVICE_ORDER="PCI_BUS_ID"), "kinds of gpus", True, "as if all were alike"),
-        (dict(nvml=Nvml(("A", "A", "A"), peers=1)), "peer access", True, "3 pairs do not reach each other, as 0 and 1"),
-        (dict(nvml=Nvml(("A", "A"), dead=(1,))), "gpu 1", False, "does not answer (GPU is lost)"),
+        (dict(nvml=gpus(mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)), "gpu 0", False, "--max-packing 1"),
+        (dict(nvml=gpus(mode=pynvml.NVML_COMPUTEMODE_PROHIBITED)), "gpu 0", False, "nvidia-smi -i 0 -c DEFAULT"),
+        (dict(nvml=gpus(mig=(1, 1))), "gpu 0", True, "divided by MIG"),
+        (dict(nvml=gpus(ecc=3)), "gpu 0", False, "3 uncorrected memory errors"),
+        (dict(nvml=gpus(("A", "B"))), "kinds of gpus", False, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (dict(nvml=gpus(("A", "B")), CUDA_DEVICE_ORDER="PCI_BUS_ID"), "kinds of gpus", True, "as if all were alike"),
+        (dict(nvml=gpus(("A", "A", "A"), peers=1)), "peer access", True, "3 pairs do not reach each other, as 0 and 1"),
+        (dict(nvml=gpus(("A", "A"), dead=(1,))), "gpu 1", False, "does not answer (GPU is lost)"),
     ],
 )  # fmt: skip
 def test_what_is_found(change, name, well, said):
@@ -185,7 +164,7 @@ def test_what_is_found(change, name, well, said):
 
 
 def test_a_machine_whose_only_gpu_is_lost():
-    assert [name for name, _, _ in checked(Nvml(dead=(0,)))] == ["gpu 0"]
+    assert [name for name, _, _ in checked(gpus(dead=(0,)))] == ["gpu 0"]
 
 
 def test_a_folder_that_may_not_be_looked_into_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

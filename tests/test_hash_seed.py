@@ -26,36 +26,24 @@ class Child:
         return {} if self._variable is None else {hash_seed.VARIABLE: self._variable}
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Let this process have started these (name, variable), with "7" in its own environment."""
+#: What workers need whose node, or cluster, does not inherit the variable from this process, where it is 7.
+OURS = {"env_vars": {hash_seed.VARIABLE: "7"}}
+
+
+@pytest.mark.parametrize(
+    ("children", "nodes", "given", "needed"),
+    [
+        ([("gcs_server", "7"), ("raylet", "7")], 1, {}, None),
+        *((others, 1, {}, OURS) for others in ([], [("raylet", None)], [("raylet", "8")], [("python", "7")])),
+        ([("raylet", "7")], 2, {"env_vars": {"OTHER": "1"}}, OURS),  # somebody else has started a node
+        ([], 1, {"env_vars": {hash_seed.VARIABLE: "3"}}, None),  # the user's value holds
+    ],
+    ids=str,
+)
+def test_workers_get_the_variable_unless_they_inherit_it(monkeypatch, children, nodes, given, needed):
     monkeypatch.setenv(hash_seed.VARIABLE, "7")
-
-    def start(*children):
-        monkeypatch.setattr(psutil.Process, "children", lambda self: [Child(*child) for child in children])
-
-    return start
-
-
-def test_workers_of_a_cluster_that_inherits_the_variable_need_nothing(started):
-    started(("gcs_server", "7"), ("raylet", "7"))
-    assert hash_seed.runtime_env(1, {}) is None
-
-
-@pytest.mark.parametrize("children", [[], [("raylet", None)], [("raylet", "8")], [("python", "7")]], ids=str)
-def test_workers_of_another_cluster_get_the_variable(started, children):
-    started(*children)
-    assert hash_seed.runtime_env(1, {}) == {"env_vars": {hash_seed.VARIABLE: "7"}}
-
-
-def test_a_node_that_somebody_else_has_started_counts(started):
-    started(("raylet", "7"))
-    assert hash_seed.runtime_env(2, {"env_vars": {"OTHER": "1"}}) == {"env_vars": {hash_seed.VARIABLE: "7"}}
-
-
-def test_the_users_value_holds(started):
-    started()
-    assert hash_seed.runtime_env(1, {"env_vars": {hash_seed.VARIABLE: "3"}}) is None
+    monkeypatch.setattr(psutil.Process, "children", lambda self: [Child(*child) for child in children])
+    assert hash_seed.runtime_env(nodes, given) == needed
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def read_events(path: str | os.PathLike[str]) -> Events:
 
 def may_be_cut(line: bytes) -> bool:
     """Whether a killed driver may have left this line: it is the beginning of one as `EventLog.write` writes it."""
-    return line.startswith(b'{"t": ') or b'{"t": '.startswith(line)
+    return line.startswith(b'{"t": ') or b'{"t": '.startswith(line.rstrip(b"\n"))
 
 
 def not_a_log(path: Path, number: int) -> EventLogError:

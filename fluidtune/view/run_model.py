@@ -132,7 +132,7 @@ class RunModel:
         """Why the trial waits; "" if it does not."""
         if trial.state != "waiting":
             return ""
-        note = [Note(0, 0.0, {}), *trial.noted(*WAITS)][-1]
+        note = [Note(0, 0.0, {"event": "trial_added"}), *trial.noted(*WAITS)][-1]
         if note.number < self.fold.began:
             return "its driver ended, and another one goes on"
         if note.name != "trial_added":

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.gpu_shares import MIG, Segment, SharedModel, percents, plan_shares
-from symphony_serve.errors import ServeError
 
 TEN = percents([20, 50, 70])
 
@@ -50,19 +49,3 @@ def test_every_plan_keeps_the_rules(case):
     sharing, models = case
     plan = planned(models, sharing)
     assert len(plan.gpus) == plan.bound
-
-
-@settings(max_examples=40, deadline=None)
-@given(cases(), st.integers(1, 4))
-def test_a_number_of_gpus_has_capacity_for_the_same_part_of_each_rate(case, gpus):
-    sharing, models = case
-    all_of_it = planned(models, sharing)
-    try:
-        plan = planned(models, sharing, gpus)
-    except ServeError as error:
-        assert str(error) == f"{gpus} GPUs have no place for a share of each model; give more"
-        assert len(planned([one._replace(rate=1e-3) for one in models], sharing).gpus) > gpus
-        return
-    assert 0 < plan.part <= plan.bound + 1e-6 <= 1 + 2e-6
-    assert (plan.part >= 1 - 1e-6) == (len(all_of_it.gpus) <= gpus)
-    assert len(planned(models, sharing, part=plan.part * (1 - 1e-6)).gpus) <= gpus

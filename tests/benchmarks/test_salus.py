@@ -11,8 +11,6 @@ import pytest
 from benchmarks.common import ROOT
 from benchmarks.lanes import gains, run
 from benchmarks.salus_trace import generated, trace
-from benchmarks.shared_device.twin import TwinJob
-from salus_share import Need
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
 net_25_1min,60,2000,600
@@ -47,10 +45,3 @@ salus.main()
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout)
     assert figures["rehearsal"] and figures["overhead"].keys() == {"gate", "worker", "worker_mean"}
-
-
-SMALL = Need(1, 10, 1.0)
-
-
-def job(name: str, seconds: float, arrival: float = 0.0, need: Need = SMALL, iteration: float = 1.0) -> TwinJob:
-    return TwinJob(name, arrival, need, round(seconds / iteration), iteration)

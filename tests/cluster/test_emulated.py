@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
@@ -89,14 +88,6 @@ def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
 def test_an_emulated_worker_imports_no_torch():
     code = "import sys, fluidtune.cluster.hosting.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
-
-
-def test_emulated_devices_take_next_to_nothing_of_the_cluster():
-    found = layout(DeviceSpec.parse("emulated:64"), {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}, max_packing=2)
-    assert (found.kind, found.most, found.packing, found.share) == ("emulated", 64, 2, 1.0)
-    assert found.most * found.bundle["CPU"] < 0.2
-    half = layout(DeviceSpec.parse("emulated:2"), {"GPU": 0.5}, {"CPU": 2.0}, max_packing=1)
-    assert (half.share, half.packing) == (0.5, 2)
 
 
 def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, monkeypatch):

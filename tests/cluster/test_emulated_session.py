@@ -54,12 +54,6 @@ class TestEmulatedSession(LeaderContract):
         return EmulatedCase(emulation_in(tmp_path, _1=1.0, _2=0.6, _3=0.4))
 
 
-class TestEmulatedSessionOfOneDevice(LeaderContract):
-    @pytest.fixture
-    def case(self, tmp_path: Path) -> EmulatedCase:
-        return EmulatedCase(emulation_in(tmp_path, _1=1.0))
-
-
 class Group:
     """A leader on device 0, and those that follow it."""
 

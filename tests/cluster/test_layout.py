@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fluidtune.cluster.devices.layout import DeviceSpec, Layout, lack, layout
 from fluidtune.errors import FluidTuneError
@@ -19,6 +21,10 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "a part of a core": (
         *("cpu:2", {"CPU": 0.5}, {"CPU": 2}, {}),
         dict(most=2, share=0.5, packing=2, worker={"CPU": 0.5}),
+    ),
+    "an emulated device, which has next to nothing of the cluster": (
+        *("emulated:64", {"CPU": 1, "GPU": 0.5}, {"CPU": 2}, {}),
+        dict(kind="emulated", most=64, packing=2, share=0.5, bundle={"CPU": 0.002}),
     ),
     "a GPU with its cores": (
         *(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2}, {}),
@@ -61,41 +67,35 @@ def test_how_trials_sit_on_devices(what: str) -> None:
     assert all(amount * workers <= plan.bundle[name] + 1e-9 for name, amount in plan.worker.items())
 
 
-def test_shares_of_a_gpu_never_add_up_to_more_than_the_gpu() -> None:
-    """Ray counts ten-thousandths, and some releases round them up: the last trial of 6 would wait for ever."""
-    for workers in range(1, 33):
-        plan = made("gpu:1", {"CPU": 0, "GPU": 1}, {"CPU": 64, "GPU": 1}, max_packing=workers)
-        share = plan.worker["GPU"]
-        assert round(share * 10_000) == pytest.approx(share * 10_000, abs=1e-6) and share * plan.packing <= 1
+AMOUNTS = {"CPU": st.sampled_from([0.5, 1, 3, 4, 8]), "GPU": st.sampled_from([0, 0.25, 0.5, 1, 2])}
+NODES = {"CPU": st.integers(0, 16), "GPU": st.integers(0, 2), "memory": st.sampled_from([0, 1e9, 64e9])}
 
 
-@pytest.mark.parametrize(
-    "request_, nodes, packing",
-    [
-        ({"CPU": 4, "GPU": 1}, [{"CPU": 16}, {"CPU": 8, "GPU": 1}], 2),
-        ({"CPU": 1, "GPU": 1, "memory": 20e9}, [{"CPU": 16, "GPU": 1, "memory": 64e9}], 3),
-        ({"GPU": 1, "licence": 1}, [{"CPU": 8, "GPU": 2, "licence": 2}], 1),
-        ({"CPU": 8, "GPU": 1}, [{"CPU": 8, "GPU": 2}], 1),
-        ({"CPU": 4, "GPU": 1}, [{"CPU": 2, "GPU": 1}, {"CPU": 16, "GPU": 1}], 4),
-    ],
+@given(
+    st.fixed_dictionaries(AMOUNTS | {"memory": st.sampled_from([0, 2e9]), "licence": st.sampled_from([0, 1])}),
+    st.lists(st.fixed_dictionaries(NODES | {"licence": st.just(2)}), min_size=1, max_size=3),
+    *(st.integers(1, 32), st.booleans(), st.booleans()),
 )
-def test_no_device_is_more_than_a_node_can_hold(
-    request_: dict[str, float], nodes: list[dict[str, float]], packing: int
+def test_a_device_is_what_a_node_has_and_its_trials_fit_it_or_a_line_says_what_lacks(
+    request_: dict[str, float], nodes: list[dict[str, float]], packing: int, on_demand: bool, searched: bool
 ) -> None:
-    cluster = {name: sum(node.get(name, 0) for node in nodes) for node in nodes for name in node}
-    plan = made(None, request_, cluster, max_packing=4, nodes=nodes)
-    assert plan.packing == packing
-    assert any(all(node.get(name, 0) >= amount for name, amount in plan.bundle.items()) for node in nodes)
-
-
-@pytest.mark.parametrize(
-    "request_", [{"CPU": 8, "GPU": 1}, {"CPU": 1, "GPU": 2}, {"CPU": 6}, {"CPU": 1, "GPU": 1, "memory": 2e9}]
-)
-def test_what_no_node_has_is_refused(request_: dict[str, float]) -> None:
-    nodes = [{"CPU": 5, "memory": 3e9}, {"CPU": 4, "GPU": 1, "memory": 1e9}, {"CPU": 4, "GPU": 1, "memory": 1e9}]
-    cluster = {"CPU": 13, "GPU": 2, "memory": 5e9}
-    with pytest.raises(FluidTuneError, match=r"a trial asks for .* no node"):
-        made(None, request_, cluster, nodes=nodes)
+    """Ray counts ten-thousandths, and some releases round them up: the last trial of 6 would wait for ever."""
+    asked = {name: amount for name, amount in request_.items() if amount}
+    cluster = {name: sum(node[name] for node in nodes) for name in nodes[0]}
+    how: dict[str, Any] = {"nodes": nodes, "max_packing": packing, "on_demand": on_demand}
+    how["searched"] = searched and "GPU" in asked
+    fits = any(all(node[name] >= amount for name, amount in asked.items()) for node in nodes)
+    assert (lack(asked, nodes) is None) == fits
+    try:
+        plan = made(None, asked, cluster, **how)
+    except FluidTuneError as refused:
+        assert "\n" not in str(refused) and not (on_demand and asked)
+        return
+    workers = plan.packing / max(1.0, plan.share)
+    assert all(amount * workers <= plan.bundle[name] + 1e-9 for name, amount in plan.worker.items())
+    assert all(round(amount * 10_000) == pytest.approx(amount * 10_000) for amount in plan.worker.values())
+    assert plan.share_of(asked) == plan.share
+    assert not fits or any(all(node[name] >= amount for name, amount in plan.bundle.items()) for node in nodes)
 
 
 def test_a_trial_that_asks_for_no_core_takes_none() -> None:
@@ -163,6 +163,8 @@ class TestOnDemand:
             ({"CPU": 4, "GPU": 1}, [{"CPU": 2}], 4, {"CPU": 4, "GPU": 1}, {"CPU": 1, "GPU": 0.25}, 4),
             ({"CPU": 2, "GPU": 0.5}, [{"CPU": 16, "GPU": 1}], 4, {"CPU": 4, "GPU": 1}, {"CPU": 1, "GPU": 0.25}, 2),
             ({"GPU": 1}, [{"CPU": 16, "GPU": 1}], 4, {"GPU": 1}, {"GPU": 0.25}, 1),
+            # Seen: it asked for 16 cores and a GPU, which no node had, and waited for ever.
+            ({"CPU": 4, "GPU": 0.25}, [{"CPU": 8, "GPU": 1}], 4, {"CPU": 8, "GPU": 1}, {"CPU": 2, "GPU": 0.25}, 4),
             (
                 {"GPU": 1, "licence": 1},
                 [{"GPU": 1, "licence": 4}],
@@ -184,3 +186,4 @@ class TestOnDemand:
     ) -> None:
         plan = made(None, request_, nodes[0], max_packing=4, on_demand=True, searched=True, nodes=nodes)
         assert (plan.packing, plan.bundle, plan.worker, plan.threads) == (packing, bundle, worker, threads)
+        assert int(1 / plan.share) * request_.get("CPU", 0) <= plan.bundle.get("CPU", 0), "trials lack cores"

@@ -71,22 +71,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         shutil.rmtree(made.home(gpu), ignore_errors=True)
 
 
-def test_a_worker_is_a_client_of_its_own_gpus_daemon_before_cuda_starts(node: Node) -> None:
-    found = enter(MpsSettings(4 << 30), ["1"], node)  # type: ignore[arg-type]
-    assert found.client is not None and found.why == ""
-    wanted = {
-        "CUDA_VISIBLE_DEVICES": node.uuids[1],
-        "CUDA_MPS_PIPE_DIRECTORY": str(node.home(1) / "pipe"),
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
-        "NCCL_P2P_DISABLE": "1",
-    }
-    assert {name: os.environ.get(name) for name in wanted} == wanted
-    (began,) = node.told("-d")
-    assert began["CUDA_VISIBLE_DEVICES"] == node.uuids[1]
-    found.client.release()
-    assert len(node.told("quit")) == 1
-
-
 @pytest.mark.parametrize(
     ("gpus", "changed", "why"),
     [
@@ -172,7 +156,7 @@ def holds_its_gpu(config: dict[str, Any]) -> None:
     """
     from ray import tune
 
-    names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    names = ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "NCCL_P2P_DISABLE"]
     found = {name: os.environ.get(name) for name in names}
     for at in range(3):
         if at == 1 and config["x"] == 2 and Path(found["CUDA_MPS_PIPE_DIRECTORY"] or "").exists():
@@ -206,7 +190,7 @@ def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_
         gpu = node.uuids.index(began["CUDA_VISIBLE_DEVICES"])
         assert client["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
         assert client["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
-        assert client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+        assert (client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], client["NCCL_P2P_DISABLE"]) == ("0=4096M", "1")
         # It went on in another process, which shares the GPU by time slices.
         assert faulty["training_iteration"] == 3
         assert faulty["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "none")

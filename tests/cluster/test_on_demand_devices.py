@@ -172,37 +172,31 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_the_group_of_a_device_that_is_given_back_stays_until_its_worker_has_ended(cluster: Cluster) -> None:
+def test_the_group_of_a_device_that_is_given_back_stays_until_its_worker_has_ended_or_its_time_is_over(
+    cluster: Cluster,
+) -> None:
     cluster.free = ["n", "m"]
     job = Job()
-    job.wait(1)
-    job.poll()
-    job.workers.add(0)
-    job.wait(0)
-    job.poll()
+    for trials in (1, 0):
+        job.wait(trials)
+        job.poll()
+        job.workers.add(0)
     cluster.now += SPARE_S
     assert job.poll() == ({}, [0]) and len(cluster.held()) == 1
     job.wait(1)
     assert job.poll() == ({1: "m"}, []), "the number is not free before"
-    job.workers.clear()
+    cluster.now += on_demand_devices.END_S - 0.1
     job.poll()
-    assert [group.node for group in cluster.held()] == ["m"]
-
-
-def test_a_worker_that_does_not_end_is_killed_with_its_group(cluster: Cluster) -> None:
-    cluster.free = ["n"]
-    job = Job()
-    job.wait(1)
+    assert len(cluster.held()) == 2
+    cluster.now += 0.1
     job.poll()
-    job.workers.add(0)
+    assert [group.node for group in cluster.held()] == ["m"], "a worker that does not end is killed with its group"
+    job.workers.add(1)
     job.wait(0)
     job.poll()
     cluster.now += SPARE_S
-    job.poll()
-    cluster.now += on_demand_devices.END_S - 0.1
-    job.poll()
-    assert len(cluster.held()) == 1
-    cluster.now += 0.1
+    assert job.poll() == ({}, [1]) and len(cluster.held()) == 1
+    job.workers.clear()
     job.poll()
     assert cluster.held() == []
 

@@ -134,16 +134,12 @@ def test_a_device_whose_worker_unloads_its_trial_has_no_room_for_another(pool):
     pool.return_worker(worker)
     assert pool.can_serve(0)
     assert taken(pool, 0) is worker
-
-
-def test_a_worker_that_was_discarded_while_it_unloaded_does_not_come_back(pool):
-    worker = taken(pool, 0)
     pool.discard_worker(worker)
     pool.return_worker(worker)
-    assert pool.take_idle_worker(0) is None
+    assert pool.take_idle_worker(0) is None, "it was discarded while it unloaded"
 
 
-def test_a_spare_is_idle_until_a_trial_takes_it(pool):
+def test_a_spare_is_idle_until_a_trial_takes_it(pool, asked):
     first = taken(pool, 0)
     assert pool.start_spares() == [], "the process of the trial is starting itself"
     first.starting = False
@@ -151,6 +147,9 @@ def test_a_spare_is_idle_until_a_trial_takes_it(pool):
     assert spare.use is Use.IDLE and pool.start_spares() == []
     first.unload()
     assert taken(pool, 0) is spare and spare.use is Use.SERVING
+    again = pool_of(CORES, asked)  # it uses its processes again
+    taken(again, 0).starting = False
+    assert again.start_spares() == []
 
 
 def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unloaded(asked):
@@ -165,12 +164,6 @@ def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unload
     assert not divided.can_serve(0)
     divided.discard_worker(first)
     assert divided.can_serve(0) and taken(divided, 0) is spare
-
-
-def test_a_job_that_uses_its_processes_again_has_no_spare(asked):
-    again = pool_of(CORES, asked)
-    taken(again, 0).starting = False
-    assert again.start_spares() == []
 
 
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(asked):
@@ -247,26 +240,19 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
 
 
-def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threads_as_its_trial_has_cores(
-    asked: Ray,
-) -> None:
-    bundle, worker = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 0.25}
-    for device, threads in ((1, 4), (0, None)):
-        layout = Layout("gpu", None, bundle, 1.0, 4, worker, threads)
-        asked.pool(layout, SimpleNamespace(nodes={})).start_worker(device)
-    assert [args[1].get("OMP_NUM_THREADS") for args in asked.args] == ["4", None]
-    placed = [options["scheduling_strategy"] for options in asked.options]
-    assert placed == [(("g",), {"placement_group_bundle_index": bundle}) for bundle in (1, 0)]
-
-
-def test_workers_of_one_gpu_start_under_mps_and_those_of_several_without(asked: Ray) -> None:
-    devices: Any = SimpleNamespace(group=lambda device: "g", nodes={}, bundle=lambda device: 0)
-    for mps in (MpsSettings(1 << 30), None):
-        new = NewProcesses(Layout("gpu", 2, {"GPU": 1.0}, 0.5, 2, {"GPU": 0.5}), devices, "job", mps)
-        new.start(0, None)
-        new.start(1, ["1", "0"], several=True)
+def test_what_a_process_is_started_with(asked: Ray) -> None:
+    """One of several on a device has as many threads as its trial has cores. One of several GPUs is without MPS."""
+    devices: Any = SimpleNamespace(group=lambda device: "g", nodes={}, bundle=lambda device: device)
+    for device, threads, mps in ((1, 4, MpsSettings(1 << 30)), (0, None, None)):
+        layout = Layout("gpu", 2, {"CPU": 4.0, "GPU": 1.0}, 1.0, 4, {"CPU": 1.0, "GPU": 0.25}, threads)
+        new = NewProcesses(layout, devices, "job", mps)
+        new.start(device, None)
+        new.start(device, ["1", "0"], several=True)
+    assert [args[1].get("OMP_NUM_THREADS") for args in asked.args[::2]] == ["4", None]
     assert [args[2] for args in asked.args] == [MpsSettings(1 << 30), None, None, None]
     assert asked.args[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
+    placed = [options["scheduling_strategy"] for options in asked.options[::2]]
+    assert placed == [(("g",), {"placement_group_bundle_index": bundle}) for bundle in (1, 0)]
 
 
 def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(

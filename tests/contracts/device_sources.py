@@ -51,6 +51,20 @@ class DeviceSourceCase(ABC):
         return False
 
 
+#: What happens, in turns: devices that come (+) and are lost (-) before a poll; those that it tells came and are gone.
+HISTORIES: dict[str, list[tuple[str, list[int], list[int]]]] = {
+    "each device that comes, and is lost, is told once": [
+        ("", [], []),
+        ("+0", [0], []),
+        ("+1", [1], []),
+        ("-0", [], [0]),
+    ],
+    "one that comes back has its old number": [("+0 +1", [0, 1], []), ("-0", [], [0]), ("+0", [0], [])],
+    "a loss and a return between two polls are both told": [("+0", [0], []), ("-0 +0", [0], [0])],
+    "one that came and was lost between two polls is not told": [("+0 -0", [], [])],
+}
+
+
 class DeviceSourceContract:
     """Inherit it, and define the fixture ``case``."""
 
@@ -64,53 +78,21 @@ class DeviceSourceContract:
             case.bring(device)
         case.source.poll()
 
-    def test_no_device_is_there_at_first(self, case: DeviceSourceCase) -> None:
-        assert case.source.nodes == {}
-        assert case.source.poll() == ({}, [])
-        assert case.source.leaving() == []
-
-    def test_each_device_that_comes_is_told_once(self, case: DeviceSourceCase) -> None:
-        source = case.source
-        for device in (0, 1):
-            case.bring(device)
-            came, gone = source.poll()
-            assert list(came) == [device] and came[device] and gone == []
-            assert source.nodes[device] == came[device]
-            assert source.poll() == ({}, [])
-        assert set(source.nodes) == {0, 1}
+    @pytest.mark.parametrize("history", HISTORIES)
+    def test_what_a_poll_tells(self, history: str, case: DeviceSourceCase) -> None:
+        there: set[int] = set()
+        for turn in HISTORIES[history]:
+            for word in turn[0].split():
+                (case.bring if word[0] == "+" else case.take_away)(int(word[1:]))
+            came, gone = case.source.poll()
+            assert (list(came), gone) == turn[1:] and all(came.values())
+            there = (there - {*gone}) | {*came}
+            assert case.source.nodes == {**case.source.nodes, **came} and set(case.source.nodes) == there
+            assert case.source.poll() == ({}, []) and case.source.leaving() == []
 
     def test_each_device_has_a_group_of_its_own(self, case: DeviceSourceCase) -> None:
         self._bring(case, 0, 1)
         assert case.source.group(0) == case.source.group(0) != case.source.group(1)
-
-    def test_each_device_that_is_lost_is_told_once(self, case: DeviceSourceCase) -> None:
-        self._bring(case, 0, 1)
-        case.take_away(0)
-        assert case.source.poll() == ({}, [0])
-        assert set(case.source.nodes) == {1}
-        assert case.source.poll() == ({}, [])
-
-    def test_a_device_that_comes_back_has_its_old_number(self, case: DeviceSourceCase) -> None:
-        self._bring(case, 0, 1)
-        case.take_away(0)
-        case.source.poll()
-        case.bring(0)
-        came, gone = case.source.poll()
-        assert list(came) == [0] and gone == []
-
-    def test_a_loss_and_a_return_between_two_polls_are_both_told(self, case: DeviceSourceCase) -> None:
-        self._bring(case, 0)
-        case.take_away(0)
-        case.bring(0)
-        came, gone = case.source.poll()
-        assert list(came) == [0] and gone == [0]
-        assert case.source.nodes == came
-
-    def test_a_device_that_came_and_was_lost_between_two_polls_is_not_told(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.take_away(0)
-        assert case.source.poll() == ({}, [])
-        assert case.source.nodes == {}
 
     def test_a_device_whose_group_was_removed_is_gone(self, case: DeviceSourceCase) -> None:
         self._bring(case, 0, 1)

@@ -92,19 +92,14 @@ class LeaderContract:
         leader = host()
         elastic = leader.session.facts().is_elastic
         assert leader.session.facts().width == 1 and not leader.session.facts().committing
+        for name in ("load_commit", "prefer_checkpoint", "forget_resume", "ended"):  # there is no commit
+            getattr(leader.session, name)()
         for _ in range(3):
             assert leader.turn() is None
             facts = leader.session.facts()
             assert facts.width == 1
             assert facts.is_elastic >= elastic
             elastic = facts.is_elastic
-        leader.unload()
-
-    def test_without_a_commit_there_is_none_to_go_on_from(self, host: Callable[[], Hosted]) -> None:
-        leader = host()
-        for name in ("load_commit", "prefer_checkpoint", "forget_resume", "ended"):
-            getattr(leader.session, name)()
-        assert leader.turn() is None
         leader.unload()
 
     def test_a_leader_that_is_asked_to_leave_ends_at_its_boundary(self, host: Callable[[], Hosted]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fluidtune.engine.messages import Start
 from fluidtune.report.events import EventDict, read_events
@@ -76,7 +79,7 @@ def test_a_device_that_a_trial_is_only_promised_is_not_said_to_be_held(tmp_path)
     assert [line["devices"] for line in read_events(tmp_path / "fluid_events.jsonl")] == [[0]]
 
 
-def test_a_hundred_thousand_iterations_of_a_trial_are_a_small_log_with_the_same_figures(tmp_path):
+def test_a_hundred_thousand_iterations_are_a_small_log_with_the_same_figures_also_for_plan(tmp_path):
     every = long_job(100_000, 0.01)
     kept = logged(tmp_path, every)
     took = every[-1]["t"] - every[0]["t"]
@@ -94,64 +97,66 @@ def test_a_hundred_thousand_iterations_of_a_trial_are_a_small_log_with_the_same_
     assert (told.best_trial, told.best_metric, told.endings) == (whole.best_trial, whole.best_metric, whole.endings)
     assert told.bound is not None and whole.bound is not None
     assert told.bound.seconds == pytest.approx(whole.bound.seconds, rel=0.1)
-
-
-def test_what_plan_reads_of_a_short_log_is_what_it_reads_of_all_lines(tmp_path):
-    every = long_job(20_000, 0.01)
-    kept = logged(tmp_path, every)
     one, two = read_job(kept), read_job(every)
     for job in (one, two):
-        assert [[stage.iterations for stage in trial.stages] for trial in job.trials] == [[20_000], [2_000]]
+        assert [[stage.iterations for stage in trial.stages] for trial in job.trials] == [[100_000], [10_000]]
     assert one.costs.turn == pytest.approx(two.costs.turn, abs=1e-4)
     found, expected = measure(kept).profile, measure(every).profile
     for place in ({"nodes": (1,)}, {"nodes": (2,)}, {"trials": 2}):
         assert found.iteration(**place) == pytest.approx(expected.iteration(**place), rel=0.15)
 
 
-def whole(lines: list[Any]) -> list[tuple[int, int]]:
-    return [(line["iteration"], line.get("iterations", 1)) for line in lines]
+#: A trial's iterations (how many, their seconds and width), or a trial that starts on one of two devices.
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"), st.integers(1, 60), st.sampled_from([0.01, 1.0, SHARED_SECONDS + 1]), st.integers(1, 2)
+    )
+    | st.tuples(st.sampled_from("abc"), st.integers(0, 1)),
+    max_size=30,
+)
 
 
-def test_iterations_after_a_change_have_lines_of_their_own():
-    lines = IterationLines()
-    wrote: list[Any] = []
-    now = 0.0
+@given(STEPS)
+def test_every_iteration_is_in_one_line_and_those_around_a_change_have_their_own(steps):
+    lines, now, on = IterationLines(), 0.0, {"a": 0, "b": 1}
+    done, told, own = Counter[str](), Counter[str](), dict.fromkeys("abc", WHOLE_ITERATIONS)
+    took: dict[str, list[float]] = {trial: [] for trial in "abc"}
 
-    def run(count: int, seconds: float = 0.01, trial: str = "a", width: float = 1.0) -> list[tuple[int, int]]:
-        nonlocal now
-        before = len(wrote)
-        for _ in range(count):
-            now += seconds
-            number = 1 + sum(line.get("iterations", 1) for line in wrote if line["trial"] == trial)
-            open_ones = lines._by_trial[trial].count if lines._by_trial[trial].last else 0
-            line = {"trial": trial, "iteration": number + open_ones, "seconds": seconds, "width": width, "metric": 1.0}
-            wrote.extend(lines.iteration(line, now))
-        return whole(wrote[before:])
+    def take(wrote: list[Any]) -> set[str]:
+        """The trials of these lines, each of which says what came after the one before it."""
+        for line in wrote:
+            trial, count = line["trial"], line.get("iterations", 1)
+            assert line["iteration"] == told[trial] + count and len({width for _, width in took[trial][:count]}) == 1
+            assert line["seconds"] == pytest.approx(sum(seconds for seconds, _ in took[trial][:count]) / count)
+            del took[trial][:count]
+            told[trial] += count
+        return {line["trial"] for line in wrote}
 
-    def say(event: str, **fields: Any) -> list[tuple[int, int]]:
-        before = len(wrote)
-        wrote.extend(lines.before(event, fields))
-        return whole(wrote[before:])
+    for trial, device in on.items():
+        lines.before("trial_started", {"trial": trial, "devices": [device], "share": 1.0, "resumed": False})
+    for trial, count, *seconds_width in steps:
+        if seconds_width:
+            for _ in range(count):
+                seconds, width = seconds_width
+                now, done[trial] = now + seconds, done[trial] + 1
+                took[trial].append((seconds, width))
+                line = {"trial": trial, "iteration": done[trial], "seconds": seconds, "width": width, "metric": 1.0}
+                take(lines.iteration(line, now))
+                # Those that are slow, and those after a change, do not wait.
+                assert told[trial] == done[trial] or (own[trial] <= 0 and seconds < SHARED_SECONDS)
+                own[trial] -= 1
+        else:
+            concerned = {trial, *(each for each in on if on[each] in (count, on.get(trial)))}
+            on[trial] = count
+            told_now = take(lines.before("trial_started", {"trial": trial, "devices": [count], "share": 0.5}))
+            assert told_now <= concerned and all(told[each] == done[each] for each in concerned)
+            own |= {each: max(own[each], WHOLE_AFTER_CHANGE) for each in concerned}
+            assert not take(lines.before("device_sample", {"device": count}))
+    take(lines.before("run_ended", {"seconds": 1.0, "trials": 3, "best": None}))
+    assert told == done
 
-    assert say("trial_started", trial="a", devices=[0], share=1.0, resumed=False) == []
-    assert len(run(WHOLE_ITERATIONS)) == WHOLE_ITERATIONS
-    assert run(50) == []
-    # A neighbour comes: the line of the iterations before it comes first, and the later ones have their own.
-    assert say("trial_started", trial="b", devices=[0], share=0.5, resumed=False) == [(150, 50)]
-    assert run(WHOLE_AFTER_CHANGE + 2) == [(151, 1), (152, 1), (153, 1)]
-    # One on another device changes nothing.
-    assert say("trial_started", trial="c", devices=[1], share=1.0, resumed=False) == []
-    assert say("device_sample", device=0) == []
-    # Another width is another line.
-    assert run(1, width=0.5) == [(155, 2)]
-    assert say("trial_silent", trial="a", seconds=9.0, usual=1.0) == [(156, 1)]
-    # Slow iterations have each their line.
-    assert run(3, SHARED_SECONDS) == [(157, 1), (158, 1), (159, 1)]
-    assert run(1) == []
-    assert say("run_ended", seconds=1.0, trials=3, best=None) == [(160, 1)]
 
-
-def test_a_pause_gives_a_trial_no_further_hundred_lines_and_its_end_lets_go_of_it():
+def test_a_pause_gives_a_trial_no_further_hundred_lines():
     lines = IterationLines()
     wrote: list[Any] = []
     pauses = 1_000
@@ -166,4 +171,3 @@ def test_a_pause_gives_a_trial_no_further_hundred_lines_and_its_end_lets_go_of_i
     assert sum(line.get("iterations", 1) for line in wrote) == 100 * pauses
     assert len(wrote) <= WHOLE_ITERATIONS + (WHOLE_AFTER_CHANGE + 1) * pauses
     assert lines.before("trial_ended", {"trial": "a", "ending": "stopped"}) == []
-    assert not lines._by_trial

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import (
     Interval,
     available_seconds,
@@ -18,26 +19,7 @@ from fluidtune.report.occupancy import (
     occupancy_of,
     packing_levels,
 )
-from tests.report.makers import begin, ended, ev, over, resized, started
-
-
-def test_a_device_that_is_opened_for_one_more_is_shared():
-    use = occupancy_of([begin(0, 1), started(0, "a", 0), started(4, "b", 0, share=0.5), over(10)])
-    assert sorted(use.intervals) == [
-        Interval("a", 0, 0.5, 4, 10),
-        Interval("a", 0, 1, 0, 4),
-        Interval("b", 0, 0.5, 4, 10),
-    ]
-
-
-def test_a_failed_resize():
-    fail = ev(5, "resize_failed", trial="a", devices=[0], reason="x")
-    use = occupancy_of([begin(0, 2), started(0, "a", 0), fail, over(10)])
-    assert use.intervals == [Interval("a", 0, 1, 0, 10)]
-    use = occupancy_of([begin(0, 2), started(0, "a", 0, 1), fail, over(10)])
-    assert use.intervals[2:] == [Interval("a", 0, 1, 5, 10)]
-    use = occupancy_of([begin(0, 2), started(0, "a", 0), ended(3, "a"), fail, over(10)])
-    assert use.intervals == [Interval("a", 0, 1, 0, 3)]
+from tests.report.makers import begin, ev, over, started
 
 
 def test_a_lost_device_frees_all_that_the_trial_held():
@@ -53,109 +35,117 @@ def test_a_lost_device_frees_all_that_the_trial_held():
     np.testing.assert_allclose(busy.total, [1, 0, 1, 0.5])
 
 
-def lost(t: float, **trial: str) -> EventDict:
-    return ev(t, "worker_lost", worker="w", device=0, reason="killed", **trial)
+class Model:
+    """A run that gives no device away beyond its free part; who held what when, and what was there, by definition."""
 
+    def __init__(self, devices: int) -> None:
+        self.now, self.events = 0.0, [begin(0, devices)]
+        self.there = dict.fromkeys(range(devices), 0.0)
+        self.available: dict[int, list[tuple[float, float]]] = {device: [] for device in self.there}
+        self.held: dict[str, tuple[list[int], float, float]] = {}
+        self.hurt: set[str] = set()
+        self.intervals: list[Interval] = []
 
-def test_a_lost_worker_without_a_trial_leaves_the_hold_until_the_recovery():
-    recovered = ev(6, "recovered", trial="a", iteration=3, reason="worker lost")
-    head = [begin(0, 1), started(0, "a", 0)]
-    again = started(8, "a", 0, resumed=True)
-    use = occupancy_of([*head, lost(4), recovered, again, over(10)])
-    assert [(i.start, i.end) for i in use.intervals] == [(0, 6), (8, 10)]
-    use = occupancy_of([*head, lost(4), again, {**recovered, "t": 9.0}, over(10)])
-    assert [(i.start, i.end) for i in use.intervals] == [(0, 8), (8, 10)]
+    def hold(self, trial: str, where: list[int], share: float = 1.0) -> None:
+        """From now on it holds these, and nothing else."""
+        devices, before, since = self.held.pop(trial, ([], 0.0, self.now))
+        self.hurt.discard(trial)
+        self.intervals += [Interval(trial, device, before, since, self.now) for device in devices if since < self.now]
+        if where:
+            self.held[trial] = (where, share, self.now)
 
+    def lose(self, device: int) -> None:
+        for trial in self.holders(device):
+            self.hold(trial, [])
+        since = self.there.pop(device)
+        self.available[device] += [(since, self.now)] if since < self.now else []
 
-def test_a_suspended_trial_and_a_killed_driver():
-    suspend = ev(3, "trial_suspended", trial="a")
-    use = occupancy_of([begin(0, 1), started(0, "a", 0), suspend, started(5, "a", 0), lost(7, trial="b")])
-    assert [(i.start, i.end) for i in use.intervals] == [(0, 3), (5, 7)]
-    assert (use.start, use.end, use.wall_seconds) == (0, 7, 7)
+    def end(self) -> None:
+        """The driver ends with its last event."""
+        self.now = self.events[-1]["t"]
+        for device in list(self.there):
+            self.lose(device)
 
+    def holders(self, device: int) -> list[str]:
+        return [trial for trial, (where, *_) in self.held.items() if device in where]
 
-def test_a_restored_experiment_does_not_count_the_time_between():
-    killed = [begin(0, 2), started(0, "a", 0), ev(10, "trial_suspended", trial="b")]
-    use = occupancy_of([*killed, begin(50, 1), started(52, "a", 0), over(60)])
-    assert use.drivers == [(0, 10), (50, 60)]
-    assert use.wall_seconds == 20
-    assert use.available == {0: [(0, 10), (50, 60)], 1: [(0, 10)]}
-    assert [(i.start, i.end) for i in use.intervals] == [(0, 10), (52, 60)]
-    assert held_part(use) == pytest.approx(18 / 30)
+    def room(self, share: float, without: str = "") -> list[int]:
+        """The devices on which a trial can have this share."""
+        held = {
+            device: [self.held[trial][1] for trial in self.holders(device) if trial != without] for device in self.there
+        }
+        return sorted(device for device in held if sum(min(its, share) for its in held[device]) + share <= 1 + 1e-9)
 
 
 @st.composite
-def valid_runs(draw: st.DrawFn) -> list[EventDict]:
-    """Events in any order in which no device is given away beyond its free part."""
+def valid_runs(draw: st.DrawFn) -> Model:
+    """Events in any order."""
     devices = draw(st.integers(1, 4))
-    there = set(range(devices))
-    held: dict[str, tuple[list[int], float]] = {}
-    events = [begin(0, devices)]
-    now = 0.0
-
-    def free(device: int) -> float:
-        return 1 - sum(share for where, share in held.values() if device in where)
-
+    run = Model(devices)
+    names = ["trial_started", "trial_started", "resized", "resize_failed", "trial_ended", "trial_suspended"]
+    names += ["worker_lost", "worker_lost", "recovered", "device_lost", "device_gained", "run_started"]
     for _ in range(draw(st.integers(0, 40))):
-        now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
-        what = draw(st.sampled_from(["start", "start", "resize", "end", "suspend", "worker", "lose", "gain", "killed"]))
-        trial = draw(st.sampled_from("abcdef"))
-        if what == "start" and trial not in held:
+        run.now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
+        what, trial = draw(st.sampled_from(names)), draw(st.sampled_from("abcdef"))
+        where, share, _ = run.held.get(trial, ([], 0.0, 0.0))
+        device = draw(st.integers(0, devices))
+        fields: dict[str, Any] = {"trial": trial}
+        if what == "trial_started" and not where:
             share = draw(st.sampled_from([1.0, 1.0, 0.5, 1 / 3, 0.25]))
-            room = sorted(device for device in there if free(device) >= share - 1e-9)
-            if room:
-                where = room[: draw(st.integers(1, len(room)))] if share == 1 else [draw(st.sampled_from(room))]
-                held[trial] = (where, share)
-                events.append(started(now, trial, *where, share=share))
-        elif what == "resize" and trial in held:
-            mine = held.pop(trial)[0]
-            room = sorted(device for device in there if free(device) >= 1 - 1e-9)
-            if not set(mine) <= set(room):
-                held[trial] = (mine, 1.0) if len(mine) > 1 else (mine, events_share(events, trial))
+            room = run.room(share)
+            where = room[: draw(st.integers(1, 4))] if share == 1 else room[:1]
+            if not where:
                 continue
-            where = [mine[0], *(device for device in room if device != mine[0] and draw(st.booleans()))]
-            held[trial] = (where, 1.0)
-            events.append({**resized(now, trial, *where), "share": 1.0})
-        elif what in ("end", "suspend", "worker") and trial in held:
-            where = held.pop(trial)[0]
-            leaves = {
-                "end": ended(now, trial),
-                "suspend": ev(now, "trial_suspended", trial=trial),
-                "worker": {**lost(now, trial=trial), "device": where[0]},
-            }
-            events.append(leaves[what])
-        elif what == "lose" and there:
-            gone = draw(st.sampled_from(sorted(there)))
-            there.discard(gone)
-            for other in [other for other, (where, _) in held.items() if gone in where]:
-                del held[other]
-            events.append(ev(now, "device_lost", device=gone))
-        elif what == "gain":
-            new = draw(st.integers(0, devices))
-            there.add(new)
-            events.append(ev(now, "device_gained", device=new, node="n"))
-        elif what == "killed" and draw(st.integers(0, 4)) == 0:
-            held.clear()
-            now += 5
-            there = set(range(devices))
-            events.append(begin(now, devices))
+            for other in [each for each in run.holders(where[0]) if run.held[each][1] > share]:  # these make room
+                run.hold(other, run.held[other][0], share)
+            run.hold(trial, where, share)
+            fields |= {"devices": where, "share": share, "resumed": False}
+        elif what in ("resized", "resize_failed") and set(where) <= set(room := run.room(1.0, trial)) and where:
+            new = [where[0], *(device for device in room if device != where[0] and draw(st.booleans()))]
+            share = share if new == where else 1.0
+            told = {"share": share} if draw(st.booleans()) else {}
+            fields |= {"devices": new, **({"seconds": 0.5, **told} if what == "resized" else {"reason": "x"})}
+            if what == "resized" or new != where:
+                run.hold(trial, new, share)
+        elif what in ("trial_ended", "trial_suspended"):
+            run.hold(trial, [])
+            fields |= {"ending": "stopped"} if what == "trial_ended" else {}
+        elif what == "worker_lost":
+            named = draw(st.booleans())
+            run.hold(trial, []) if named else run.hurt.update(run.holders(device))
+            fields = {"worker": "w", "device": device, "reason": "killed", **(fields if named else {})}
+        elif what == "recovered":
+            if trial in run.hurt:
+                run.hold(trial, [])
+            fields |= {"iteration": 3, "reason": "worker lost"}
+        elif what == "device_lost" and device in run.there:
+            run.lose(device)
+            fields = {"device": device}
+        elif what == "device_gained":
+            run.available.setdefault(device, [])
+            run.there.setdefault(device, run.now)
+            fields = {"device": device, "node": "n"}
+        elif what == "run_started":
+            later = run.now + 5
+            run.end()
+            run.now, run.there = later, dict.fromkeys(range(devices), later)
+            run.events.append(begin(later, devices))
+            continue
+        else:
+            continue
+        run.events.append(ev(run.now, what, **fields))
     if draw(st.booleans()):
-        events.append(over(now + 1))
-    return events
-
-
-def events_share(events: list[EventDict], trial: str) -> float:
-    return next(
-        event["share"]
-        for event in reversed(events)
-        if event["event"] in ("trial_started", "resized") and event["trial"] == trial
-    )
+        run.events.append(over(run.now + 1))
+    run.end()
+    return run
 
 
 @given(valid_runs())
 @settings(max_examples=150, deadline=None)
-def test_no_device_is_held_more_than_it_is_available(events):
-    use = occupancy_of(events)
+def test_what_was_held_and_what_was_there(run):
+    use = occupancy_of(run.events)
+    assert sorted(use.intervals) == sorted(run.intervals) and use.available == run.available
+    assert use.wall_seconds == pytest.approx(sum(end - start for start, end in use.drivers))
     for device, steps in device_steps(use).items():
         # Computed from the intervals, because the steps are clipped.
         for left, right in zip(steps.times[:-1], steps.times[1:], strict=True):

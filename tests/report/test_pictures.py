@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from fluidtune.report.pictures import (
 from fluidtune.report.summary import summarise
 from tests.report.makers import begin, ended, ev, over, random_run, resized, resizing, result, started, written
 
-REPO = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -203,19 +199,3 @@ def test_write_report(tmp_path):
     assert elsewhere.timeline == tmp_path / "out" / "deep" / "timeline.png"
     with pytest.raises(FileNotFoundError, match="no event log"):
         write_report(tmp_path)
-
-
-#: Imports the report with an empty package in place of fluidtune, whose own __init__ is not tested here.
-IMPORT = """
-import sys, types
-package = types.ModuleType("fluidtune")
-package.__path__ = ["fluidtune"]
-sys.modules["fluidtune"] = package
-import fluidtune.report
-print(sorted({"matplotlib", "ray", "torch", "rich"} & set(sys.modules)))
-"""
-
-
-def test_importing_the_report_brings_neither_matplotlib_nor_ray_nor_torch():
-    out = subprocess.run([sys.executable, "-c", IMPORT], cwd=REPO, capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from fluidtune.cli import cli
 from fluidtune.engine import Reason, Why, because
-from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Holdings
-from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
 from fluidtune.report.trial_lookup import UnknownTrialError, find_trial
@@ -26,7 +25,6 @@ from tests.report.makers import (
     ev,
     group,
     over,
-    random_run,
     resized,
     resizing,
     result,
@@ -107,7 +105,7 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
         ev(104, "recovered", trial="a", iteration=3, reason="its worker died"),
         ev(104, "went_on", trial="a", iteration=0, reported=3),
     ]
-    events += [ev(105, "device_lost", device=1, reason="the lease has ended"), starts(106, "a", 0, resumed=True)]
+    events += [ev(105, "device_lost", device=1, reason="the lease has ended"), started(106, "a", 0, resumed=True)]
     events += [{**ended(107, "a", "paused"), "reason": "it failed: ValueError: no"}, added(107, "a")]
     events += [{**ended(108, "a", "failed"), "reason": "it failed: ValueError: again"}]
     assert [line.partition(" s ")[2] for line in told(events)[3:-1]] == [
@@ -117,7 +115,7 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
         "another worker has it, with 3 iterations reported: its worker died",
         "begins anew; 3 iterations of it are done twice",
         "it lost device 1: the lease has ended",
-        "moved and went on on device 0: 2 devices idle, 1 trial waiting",
+        "moved and went on on device 0: the log does not say why",
         "left its devices: it failed: ValueError: no",
         "waits again with 10 iterations to do",
         "failed: it failed: ValueError: again",
@@ -134,16 +132,6 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     assert "4 s shrank from width 2 to 1, device 0: worker w2 was lost" in lines
     assert lines[-1].startswith("6 s a change to 2 devices (0, 1), wanted because: 1 device idle, no trial waits")
     assert lines[-1].endswith("failed, it stays on device 0: a new worker did not come")
-
-
-def test_a_log_without_reasons_is_read() -> None:
-    grows = resizing(102, "a", [0], [0, 1], reason="")
-    events = [*BEGUN[:3], started(101, "a", 0), grows, resized(103, "a", 0, 1)]
-    assert told([*events, ev(104, "trial_suspended", trial="a")])[2:] == [
-        "1 s started on device 0: the log does not say why",
-        "3 s grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: the log does not say why",
-        "4 s left its devices, to go on later: the log does not say why",
-    ]
 
 
 RAN = [added(0, "a"), starts(1, "a", 0)]
@@ -201,24 +189,21 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 # Any log
 
 
-NUMBERS = st.integers(0, 3)
-DEVICES = st.lists(NUMBERS, max_size=3, unique=True)
-#: Field -> a value that it may have. Fields that are not here have any text, or null.
+TEXTS = st.one_of(st.none(), st.text(max_size=9))
+#: Form of a field that readers rely on -> a value. Any other field has any text, or null.
+FORMED: dict[str, st.SearchStrategy[Any]] = {
+    "places": st.lists(st.integers(0, 3), max_size=3, unique=True),
+    **dict.fromkeys(("whole", "count"), st.integers(1, 3)),
+    **dict.fromkeys(("amount", "size", "number"), st.sampled_from([0.5, 1.0, 1 / 3]) | st.floats(0.001, 1000)),
+    **{"text": st.text(max_size=9), "given": TEXTS, "best": st.none()},
+}
+#: Field -> a value that it may have.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "trial": st.sampled_from(["a", "b", "ab"]),
-    "device": NUMBERS,
-    **dict.fromkeys(("devices", "devices_from", "devices_to"), DEVICES),
     "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
     "ending": st.sampled_from(["paused", "stopped", "failed"]),
     "verdict": st.sampled_from(["divided", "whole", "unknown"]),
     "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-    **dict.fromkeys(("iteration", "reported"), st.integers(0, 99)),
-    "iterations": st.one_of(st.none(), st.integers(1, 99)),
-    "seconds": st.floats(0, 1000),
-    "width": st.floats(0, 4),
-    "metric": st.one_of(st.none(), st.floats(0, 1)),
-    "began": st.floats(0, 1000),
-    "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
     "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
     "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
     "reason": st.sampled_from(["", "one line", "two\nlines", "[brackets] and {braces}"]),
@@ -227,10 +212,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
     if name == "run_started":
-        return st.integers(0, 4).map(lambda count: begin(0, count))
+        workers = st.sampled_from([None, 1, 4])
+        return st.builds(
+            lambda count, most: begin(0, count, settings={"max_workers": most}), st.integers(0, 4), workers
+        )
+    forms = {field: FORMED[form] for field, _, form, _ in SCHEMA[name].relied}
     required, optional = (
-        {field: VALUES.get(field, st.one_of(st.none(), st.text(max_size=9))) for field in fields}
-        for fields in SCHEMA[name][:2]
+        {field: VALUES.get(field, forms.get(field, TEXTS)) for field in fields} for fields in SCHEMA[name][:2]
     )
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
 
@@ -277,20 +265,6 @@ def _stood_for(line: str) -> int:
     return int(found[1]) if found else 1
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 30))
-def test_the_story_of_each_trial_of_a_run_is_short_and_says_how_it_ended(seed: int, devices: int, trials: int) -> None:
-    events = random_run(seed, devices=devices, trials=trials)
-    for trial in {event["trial"] for event in events if event["event"] == "trial_added"}:
-        story = story_of(events, trial)
-        lines = story.lines()
-        assert lines[0].endswith("stopped") and len(lines) <= 2 + max(
-            TOLD_WHOLE, 12 * len({e.kind for e in story.entries})
-        )
-        count = sum(event["event"] == "resized" and event["trial"] == trial for event in events)
-        assert sum(entry.kind == "grew" for entry in story.entries) == count
-
-
 # Which trial, and which run
 
 
@@ -317,23 +291,6 @@ def test_which_trial_is_meant() -> None:
         find_trial([added(1, f"t{number}") for number in range(50)], "x")
     with pytest.raises(UnknownTrialError, match="no trial 'x': the log has no trials"):
         find_trial([begin(0, 1)], "x")
-
-
-def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:
-    fields = dict.fromkeys(SCHEMA["serving_started"].required, 1)
-    with pytest.raises(UnknownTrialError, match="the log of a service"):
-        find_trial([ev(0, "serving_started", **fields)], "a")
-
-
-def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand()).parent
-    assert find_log(run) == find_log(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
-    with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}; give"):
-        find_log(tmp_path / "two")
-    with pytest.raises(NoEventLogError, match=rf"no event log in the directory '{tmp_path}'; there are runs in {run};"):
-        find_log(tmp_path)
-    with pytest.raises(NoEventLogError, match=rf"no directory '{run}/x/y'; '{run}/x' has no runs"):
-        find_log(run / "x" / "y")
 
 
 def test_the_command_prints_the_story(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     maximal = [begin(0, 1, mode="max"), *by_hand()[1:15]]
     assert summarise(maximal).best_trial == "a"
     assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
+    # As Tune's ``get_best_result`` by default: by the last results.
+    assert summarise([*by_hand()[:15], result(106, "c", 3, 2.0, 1.0, 0.95)]).best_trial == "b"
 
 
 def test_what_was_done_twice_after_a_driver_that_died_and_one_that_ended():
@@ -135,12 +137,6 @@ def test_the_bound_of_a_run():
     late = ev(3, "device_lost", device=1), ev(3, "device_gained", device=2, node="local")
     again = summarise(sorted([*events, *late], key=lambda event: event["t"])).bound
     assert again is not None and again.area_seconds == bound.area_seconds
-
-
-def test_an_empty_log():
-    summary = summarise([])
-    assert (summary.trials, summary.utilisation, summary.bound) == (0, 0, None)
-    assert text_of(render(summary))
 
 
 def slow_starts() -> list:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -16,17 +15,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, this_machine
+from fluidtune.report.events import EventDict, NoEventLogError, this_machine
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.report.run_logs import find_log
-from fluidtune.report.summary import best_of, summarise
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.run_list import RunList
 from tests.report.makers import (
     added,
     begin,
-    ended,
     ev,
     group,
     over,
@@ -39,25 +36,6 @@ from tests.report.makers import (
     written,
 )
 from tests.report.test_summary import by_hand
-
-
-@pytest.mark.parametrize("name", ["run_started", "serving_started"])
-def test_how_many_lines_of_the_log_are_left_out_is_said(name: str, tmp_path: Path) -> None:
-    """Seen: `top`, `why`, and `report` of a service did not say it."""
-    events = [begin(0, 1)] if name == "run_started" else [ev(0, name, devices=1, **dict.fromkeys(OF_START, "x"))]
-    log, shown = written(tmp_path, events), []
-    for broken in ("", '{"t": 5.0, "event": "tri\n', "{\n"):
-        with log.open("a") as file:
-            file.write(broken)
-        out = io.StringIO()
-        top.watch(log, Console(file=out, width=100), now=lambda: 7.0)
-        shown.append([line for line in out.getvalue().splitlines() if "left out" in line])
-    said = "left out: broken, or of another version"
-    assert shown == [[], [f"event log: 1 line {said}"], [f"event log: 2 lines {said}"]]
-
-
-#: Fields of a service's first event.
-OF_START = ("run", "ray", "fluidtune", "python", "machine", "kind", "slo", "starts", "trials")
 
 
 def screen_of(events: list[EventDict]) -> top.RunScreen:
@@ -80,15 +58,6 @@ def test_what_is_said_in_the_middle_of_a_run() -> None:
     assert lines[9].split() == ["c", "running", "2", "0-1", "3/10", "1", "0.5", "1", "s", "ago"]
     assert lines[10].split() == ["b", "failed", "1/10", "3", "0.8", "3", "s", "ago"]
     assert [line.partition(" ")[2] for line in lines[11:]] == ["b failed"]
-
-
-def test_the_best_trial_is_that_of_the_last_results_as_in_the_report() -> None:
-    """As Tune's ``get_best_result`` by default: a trial that was better before it got worse is not the best one."""
-    events = [begin(0, 1), group(0), added(0, "a"), added(0, "b"), started(0, "a", 0)]
-    events += [result(1, "a", 1, 1.0, 1.0, 0.1), result(2, "a", 2, 1.0, 1.0, 0.9), ended(2, "a"), started(2, "b", 0)]
-    events += [result(3, "b", 1, 1.0, 1.0, 0.5)]
-    found = summarise(events)
-    assert (found.best_trial, found.best_metric) == best_of(screen_of(events).run) == ("b", 0.5)
 
 
 def test_the_reason_of_a_trials_last_change_is_shown() -> None:
@@ -130,22 +99,26 @@ def test_a_silent_trial_comes_first_until_it_reports() -> None:
     assert states_of(screen.run) == {"running": 2}
 
 
-def test_a_driver_that_does_not_write_any_more_is_named() -> None:
-    """It was killed, or stands still: the log cannot say which."""
-    screen = screen_of([begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)])
-    assert "nothing was written" not in text_of(screen.draw(60.0, 40))
-    assert "nothing was written for 1 min 40 s" in text_of(screen.draw(100.0, 40), width=200)
+AT_0 = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)]
 
 
-def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
-    events = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0), result(5, "a", 1, 5.0, 1.0), begin(90, 1)]
-    screen = screen_of(events)
-    assert states_of(screen.run) == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
-    assert "another driver goes on, 85 s after the one before it died" in text_of(screen.draw(90.0, 40))
-
-
-def test_the_clock_of_another_machine_may_be_behind() -> None:
-    assert "running for 5 s" in text_of(screen_of([*by_hand()[:2], added(105, "a")]).draw(50.0, 40))
+@pytest.mark.parametrize(
+    ("events", "now", "said"),
+    [
+        (AT_0, 60.0, ["running for "]),
+        # It was killed, or stands still: the log cannot say which.
+        (AT_0, 100.0, ["nothing was written for 1 min 40 s"]),
+        (
+            [*AT_0, result(5, "a", 1, 5.0, 1.0), begin(90, 1)],
+            90.0,
+            ["1 waiting", "0 of 1 device busy", "85 s after the"],
+        ),
+        ([*by_hand()[:2], added(105, "a")], 50.0, ["running for 5 s"]),  # the clock of another machine is behind
+    ],
+)
+def test_how_long_a_driver_runs_or_is_silent(events: list[EventDict], now: float, said: list[str]) -> None:
+    text = text_of(screen_of(events).draw(now, 40), width=200)
+    assert all(each in text for each in said) and ("nothing was written" in text) == (now == 100.0)
 
 
 @settings(deadline=None, max_examples=40)
@@ -160,6 +133,11 @@ def test_any_moment_of_any_run_fits_the_terminal(
     now = float(events[-1]["t"]) + 1
     lines = text_of(screen.draw(now, height), width=80).splitlines()
     assert len(lines) < max(height, 5 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
+    # What has no room is counted.
+    shown = sum(bool(re.match(r"\d+ +(local|running|waiting|resizing) ", line)) for line in lines)
+    hidden = sum(int(line.split()[1]) for line in lines if re.fullmatch(r"and \d+ more *", line))
+    live = [name for name, trial in screen.run.trials.items() if trial.state not in ("paused", "stopped")]
+    assert shown + hidden == (0 if screen.over else devices + len(live))
     held = screen.run.held
     working = {name for name, trial in screen.run.trials.items() if trial.state in ("running", "resizing", "silent")}
     assert working == set(held)
@@ -167,17 +145,6 @@ def test_any_moment_of_any_run_fits_the_terminal(
     recent = latest(screen.run, now, top.RECENT_S)
     whole = occupancy_of([*events, over(now)])
     assert {i for i in whole.intervals if i.end >= now - top.RECENT_S} == set(recent.intervals)
-
-
-def test_devices_and_trials_that_have_no_room_are_counted() -> None:
-    events = [begin(0, 50), *(added(0, f"t{number:02d}") for number in range(90))]
-    events += [started(1, f"t{number:02d}", number) for number in range(50)]
-    lines = text_of(screen_of(events).draw(2.0, 30), width=100).splitlines()
-    assert len(lines) < 30
-    hidden = [int(line.split()[1]) for line in lines if line.startswith("and ")]
-    devices = sum(bool(re.match(r"\d+ +local", line)) for line in lines)
-    trials = sum(bool(re.match(r"t\d\d ", line)) for line in lines)
-    assert devices > 3 < trials and hidden == [50 - devices, 90 - trials]
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
@@ -223,23 +190,6 @@ def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.Mo
         find_log(None, newest=True)
 
 
-def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path) -> None:
-    events = by_hand()
-    log = written(tmp_path, events[:5])
-    rest = iter(events[5:])
-
-    def next_event(seconds: float) -> None:
-        with log.open("a") as file:
-            file.write(f"{json.dumps(next(rest))}\n")
-
-    out = io.StringIO()
-    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 108.0, next_event)
-    assert next(rest, None) is None
-    assert "2 running, 1 waiting" in out.getvalue() and "1 running, 1 failed, 1 stopped" in out.getvalue()
-    last = out.getvalue().rpartition("\x1b[?1049l")[2]  # after the alternate screen
-    assert "ended after 12 s" in last and "best: c, loss 0.5" in last
-
-
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) -> None:
     # The driver died, and the script starts again under the same name. Seen: `top` showed the dead run for ever.
@@ -263,30 +213,6 @@ def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) 
     assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
 
 
-def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
-    screen = top.ServiceScreen()
-    counts = {"requests": {"a": {"answered": 1}}, "batches": {"a": {"1": 1}}, "waited": {"a": 1.0}}
-    for at in range(0, 10_000, 10):
-        screen.hear([ev(at, "served", seconds=10.0, **counts, busy=1.0, devices=1)])
-        shown = text_of(screen.draw(float(at), 40))
-    assert shown.count(" 1000 ") == 1 and shown.count(" 7 ") == 1
-    assert not screen.over
-    screen.hear([ev(10_000, "serving_ended", seconds=1.0)])
-    assert screen.over
-
-
-def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -> None:
-    # Seen: `fluidtune top` showed an empty run, for ever, of a file that is no event log.
-    log = tmp_path / "fluid_events.jsonl"
-    log.write_text("no event\n")
-    with pytest.raises(EventLogError, match="is not a FluidTune event log: line 1"):
-        top.watch(log, Console(file=io.StringIO()))
-    log.write_text('{"t": 1, "ev\n')
-    out = io.StringIO()
-    top.watch(log, Console(file=out), now=lambda: 1.0)
-    assert "0 of 0 devices busy" in out.getvalue()
-
-
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
     log = written(tmp_path, by_hand()[:10])
 
@@ -299,6 +225,7 @@ def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
 
 
 def test_a_service(tmp_path: Path) -> None:
+    """Of the last minute, and in all; what goes on for long is summed up once."""
     start = {"run": "r", "ray": "2.60", "fluidtune": "0.1", "python": "3.11", "machine": "m", "kind": "cpu"}
     start |= {"devices": 1, "slo": 0.5, "starts": "eager", "trials": [{"trial": "a", "value": 1.0}]}
 
@@ -307,8 +234,13 @@ def test_a_service(tmp_path: Path) -> None:
         more = {"requests": counts, "batches": {"a": {"1": answered}}, "waited": {"a": 1.0}, "busy": 2.0, "devices": 1}
         return ev(at, "served", seconds=10.0, **more)
 
-    events = [ev(0, "serving_started", **start), served(10, 100), served(500, 30)]
+    events = [ev(0, "serving_started", **start), served(10, 100), *(served(at, 3) for at in range(20, 500, 10))]
     out = io.StringIO()
-    top.watch(written(tmp_path, events), Console(file=out, width=120), now=lambda: 505.0)
+    top.watch(written(tmp_path, [*events, served(500, 30)]), Console(file=out, width=120), now=lambda: 505.0)
     rows = [line.split("│")[1:3] for line in out.getvalue().splitlines() if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [["a", "3.0"], ["a", "6.5"]]
+    assert [[cell.strip() for cell in row] for row in rows] == [["a", "0.8"], ["a", "0.5"]]
+    screen = top.ServiceScreen()
+    screen.hear(events)
+    assert not screen.over
+    screen.hear([ev(510, "serving_ended", seconds=1.0)])
+    assert screen.over

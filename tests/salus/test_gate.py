@@ -93,6 +93,27 @@ def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> 
             pass
 
 
+def test_an_iteration_is_charged_its_own_seconds_and_a_lane_is_kept_no_longer_than_that(directory, monkeypatch) -> None:
+    monkeypatch.setattr(gate_module, "LOOK_S", 1000.0)
+    short, long = (Gate(directory, name, "SRTF", remaining=seconds) for name, seconds in (("a", 9.0), ("b", 99.0)))
+
+    def iterate() -> None:
+        with long.iteration():
+            pass
+
+    thread, began = threading.Thread(target=iterate, daemon=True), time.monotonic()
+    with short.iteration():
+        thread.start()
+        until(lambda: SeatTable(directory).seat(1).state == READY)
+        time.sleep(0.2)
+        over = time.monotonic()
+    # The short one would be next, and does not come.
+    thread.join(30)
+    one, other = SeatTable(directory).seats()
+    assert other.state != READY and 0.2 <= one.service <= time.monotonic() - began
+    assert 0 < other.last_s <= time.monotonic() - over and one.remaining == 9.0 - one.service
+
+
 def test_one_that_has_no_room_for_another_file_waits_for_its_turn_and_notices_deaths(directory, monkeypatch) -> None:
     def no_room(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")

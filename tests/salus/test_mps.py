@@ -46,6 +46,9 @@ def test_started_verified_and_stopped(tmp_path, calls) -> None:
     ]
     # It answers, and a server of this user came up on the GPU.
     assert [command for command, _ in calls()][-2:] == [f"start_server -uid {os.getuid()}", "get_server_list"]
+    assert daemon.environment(memory=4 << 30)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+    with pytest.raises(SalusError, match="expected"):
+        daemon.environment(memory=-1)
     daemon.release()
     assert calls()[-1][0] == "quit"
     assert daemon.environment() == {}
@@ -171,16 +174,6 @@ def test_mps_is_not_used_where_another_user_has_made_our_directory(tmp_path, cal
     assert not daemon.acquire() and "belongs to" in str(daemon.why)
     assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
     assert not calls()
-
-
-def test_limits_of_a_client(tmp_path, calls) -> None:
-    daemon = daemon_of(tmp_path / "gpu")
-    daemon.acquire()
-    found = daemon.environment(memory=4 << 30)
-    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
-    with pytest.raises(SalusError, match="expected"):
-        daemon.environment(memory=-1)
-    daemon.release()
 
 
 @pytest.mark.parametrize(

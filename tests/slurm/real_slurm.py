@@ -10,12 +10,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+
+from tests.contracts.processes import until
 
 _CONF = """\
 ClusterName=here
@@ -104,11 +104,3 @@ class Slurm:
         for process in own:
             process.terminate()
         until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in own), 20)
-
-
-def until(true: Callable[[], object], seconds: float) -> None:
-    """Wait until this is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "not within the time"
-        time.sleep(0.1)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.contracts.processes import until
 from tests.faults.test_kills import check_reports
 from tests.leftovers import processes_of
-from tests.slurm.real_slurm import Slurm, until
+from tests.slurm.real_slurm import Slurm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slurm, pytest.mark.newest]
 

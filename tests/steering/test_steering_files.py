@@ -21,6 +21,7 @@ from fluidtune.report.events import this_machine
 from fluidtune.steering.acts import Act
 from fluidtune.steering.json_values import LONGEST
 from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask, ask_driver, own_name, parameters_from
+from tests.contracts.processes import until
 from tests.report.makers import added, begin, over, written
 
 
@@ -102,14 +103,10 @@ def test_what_nobody_has_answered_when_the_run_ends_or_goes_on_is_refused(tmp_pa
 def test_what_is_no_act_is_refused_and_reaches_nobody(said: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
     with driver(run, "done") as heard:
-        ask = run / "steer" / "1.part"
+        ask, answer = run / "steer" / "1.part", run / "steer" / "1.answer"
         ask.symlink_to(said) if said.startswith("/") else ask.write_text(said)
         ask.rename(run / "steer" / "1.ask")
-        until = time.monotonic() + 60
-        while not (answer := run / "steer" / "1.answer").exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert '"refused": true' in answer.read_text()
+        assert '"refused": true' in until(lambda: answer.exists() and answer.read_text())
     assert heard == []
 
 

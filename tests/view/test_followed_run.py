@@ -152,35 +152,28 @@ def served(answered: int) -> list[EventDict]:
 
 
 def test_the_services_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen: one with a name of its own was on no page; then each look listed all files of the run's directory."""
+    """Seen: one with a name of its own was on no page; then each look listed all files of the run's directory.
+
+    Seen: the services of another run of that name, which has none at first, were never shown.
+    """
     monkeypatch.setattr(service_figures, "LOOK_S", float("inf"))
-    log = written(tmp_path, by_hand())
+    log = written(tmp_path / "run", by_hand())
     run = FollowedRun(log)
     assert run.look()["services"] == []
-    named, service = (written(tmp_path / where, served(8)) for where in ("serving-digits", "serving"))
+    named, service = (written(tmp_path / "run" / where, served(8)) for where in ("serving-digits", "serving"))
     assert run.look()["services"] == []
     monkeypatch.setattr(service_figures, "LOOK_S", 0.0)
     found, other = run.look()["services"]
     assert found["state"] == "answers requests" and found["rows"][0][:3] == ["c", "0.8", "8"]
-    assert other == {**found, "name": "digits"} and RunList(named.parent).logs() == {tmp_path.name: log}
+    assert other == {**found, "name": "digits"} and RunList(named.parent).logs() == {"run": log}
     with service.open("ab") as file:
         file.write(lines_of([ev(31, "serving_ended", seconds=11.0)]))
     assert run.look()["services"] == [{**found, "state": "was stopped"}, other]
-
-
-def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run of that name has none at first. Seen: the page never showed the new one's."""
-    monkeypatch.setattr(service_figures, "LOOK_S", 0.0)
-    log = written(tmp_path / "run", by_hand())
-    written(tmp_path / "run" / "serving", served(8))
-    run = FollowedRun(log)
-    assert run.look()["services"][0]["rows"][0][2] == "8"
     shutil.rmtree(tmp_path / "run")
-    assert run.look()["services"][0]["rows"][0][2] == "8"  # what was deleted stays as it was
+    assert len(run.look()["services"]) == 2  # what was deleted stays as it was
     written(tmp_path / "run", by_hand()[:3])
     assert run.look()["services"] == []
-    service = written(tmp_path / "run" / "serving", served(3))
-    assert run.look()["services"][0]["rows"][0][2] == "3"
-    service.unlink()
-    written(tmp_path / "run" / "serving", served(5))
-    assert run.look()["services"][0]["rows"][0][2] == "5"
+    for answered in (3, 5):
+        service = written(tmp_path / "run" / "serving", served(answered))
+        assert run.look()["services"][0]["rows"][0][2] == str(answered)
+        service.unlink()

@@ -88,6 +88,9 @@ def test_why_a_trial_waits() -> None:
     assert waits() == "new"
     again = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"))
     assert waits(*again) == "" and waits(*again, added(3, "a")) == "back from a pause"
+    given = ({**added(0, "a"), "parameters": {"lr": 0.1}}, *again, {**added(3, "a"), "parameters": {"lr": 0.2}})
+    page = Page().take(model_of([begin(0, 1), *given]).changes())
+    assert page.trials["a"]["parameters"] == {"lr": 0.2}, "those that the search chose last"
     assert waits(on) == ""
     assert waits(on, ev(2, "trial_suspended", trial="a", reason="b goes first")).endswith("later: b goes first")
     lost = ev(2, "worker_lost", worker="w", device=0, reason="killed", trial="a")
@@ -102,9 +105,3 @@ def test_the_best_value_so_far() -> None:
     assert model.fold.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
     assert model.fold.trials["a"].best == 0.6 and model.glance()["best"] == ("a", 0.6)
     assert model.glance()["use"] == 1.0
-
-
-def test_the_parameters_are_those_that_the_search_chose_last() -> None:
-    events = [begin(0, 1), {**added(0, "a"), "parameters": {"lr": 0.1}}, started(1, "a", 0), ended(2, "a", "paused")]
-    model = model_of([*events, {**added(3, "a"), "parameters": {"lr": 0.2}}])
-    assert Page().take(model.changes()).trials["a"]["parameters"] == {"lr": 0.2}

@@ -126,6 +126,9 @@ def layout(
     asked = int(1 / share) if share < 1 else 1
     threads = None
     if on_demand and searched:
+        if share < 1 and not lack(request, nodes):  # no more trials on a device than a node has the cores of
+            asked = _packing_with_room(asked, 1, nodes, per_worker, per_device)
+            share = max(share, 1 / asked)
         max_packing = asked if extra else max_packing  # trials that ask for a custom resource each cannot share it
         threads = _share_cores(per_worker, per_device, asked)
     room = [devices_held(_bundle(1, per_worker, per_device), node) for node in nodes or [cluster]]
@@ -157,21 +160,18 @@ def _layout(
 ) -> Layout:
     """The layout of at most this many devices, each for ``packing`` workers. ``share``: what a trial asks for."""
     # Emulated workers compute nothing: what the device has is not divided among them.
-    of_device = {} if spec.kind == "emulated" else {name: _part(amount, packing) for name, amount in per_device.items()}
+    divided = {} if spec.kind == "emulated" else per_device
+    # Ray counts ten-thousandths, and some releases round them up.
+    parts = {name: math.floor(amount * 10_000 / packing + ROUNDING) / 10_000 for name, amount in divided.items()}
     return Layout(
         kind=spec.kind,
         most=None if devices == math.inf else int(devices),
         bundle=_bundle(packing, per_worker, per_device),
         share=max(share, 1 / packing) if share < 1 else share,
         packing=packing,
-        worker={name: amount for name, amount in {**per_worker, **of_device}.items() if amount},
+        worker={name: amount for name, amount in {**per_worker, **parts}.items() if amount},
         threads=threads,
     )
-
-
-def _part(amount: float, packing: int) -> float:
-    """What each of ``packing`` workers gets. Ray counts ten-thousandths, and some releases round them up."""
-    return math.floor(amount * 10_000 / packing + ROUNDING) / 10_000
 
 
 def _share_cores(per_worker: dict[str, float], per_device: dict[str, float], asked: int) -> int:

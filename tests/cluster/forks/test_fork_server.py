@@ -78,54 +78,48 @@ def test_a_package_of_that_name_in_the_users_folder_is_taken(packages, serve, tm
 @pytest.mark.parametrize(
     "does, why",
     [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n", "a thread"),
-        ("import subprocess\nCHILD = subprocess.Popen(['sleep', '1'])\n", "a process"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+            "has started a thread",
+        ),
+        ("import subprocess\nCHILD = subprocess.Popen(['sleep', '1'])\n", "has started a process"),
+        ("import os\nprint('its last words', flush=True)\nos._exit(1)\n", "its last words"),
     ],
 )
-def test_there_is_no_server_after_an_import_that_starts_what_forks_lack(packages, does, why):
+def test_there_is_no_server_after_an_import_that_ends_it_or_starts_what_forks_lack(packages, does, why):
     search = f"{packages(bad=does)}{os.pathsep}{Path(__file__).parents[3]}"
     state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": search}).finish([], {})
-    assert state.command is None and f"an import has started {why}" in (state.why or "")
+    assert state.command is None and why in (state.why or "")
 
 
 def test_arguments_folder_files_status_and_environment_are_those_of_a_plain_process(packages, serve, tmp_path):
     served = serve(packages(lib=""), "lib")
     program = """
-import json, os, resource, signal, sys, threading
-os.umask(0o27) if "umask" in sys.argv else None
+import json, os, signal, sys
+from fluidtune.cluster.forks.child import environment_at_start
+os.environ["LATER"] = os.environ["C"] = "2"
 print(json.dumps([
     __name__, sys.argv, os.path.realpath(os.getcwd()), sys.path, os.environ.get("A"), os.environ.get("B"),
-    os.umask(0), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0)),
-    resource.getrlimit(resource.RLIMIT_NOFILE), threading.active_count(), signal.getsignal(signal.SIGCHLD).name,
-    sorted(map(int, os.listdir("/proc/self/fd")))[:3], len(os.listdir("/proc/self/fd")),
+    signal.getsignal(signal.SIGCHLD).name, sorted(map(int, os.listdir("/proc/self/fd")))[:3],
+    len(os.listdir("/proc/self/fd")), environment_at_start()["C"], "LATER" in environment_at_start(),
 ]))
 sys.stderr.write("to stderr")
 sys.exit(7)
 """
     path = tmp_path / "program.py"
     path.write_text(program)
-    here = served.start(path, "x", "y z", environment={"A": "1"})
+    own = {"A": "1", "C": "1"}
+    here = served.start(path, "x", "y z", environment=own)
     plain = subprocess.run(
         [sys.executable, str(path), "x", "y z"],
-        env={**served.environment, "A": "1"},
+        env={**served.environment, **own},
         capture_output=True,
         text=True,
         cwd=tmp_path,
     )
     assert json.loads(here.stdout) == json.loads(plain.stdout)
+    assert json.loads(here.stdout)[-2:] == ["1", False], "the environment that it was started with"
     assert (here.stderr, here.returncode) == (plain.stderr, plain.returncode) == ("to stderr", 7)
-
-
-def test_a_process_knows_the_environment_that_it_was_started_with(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib")
-    program = """
-import os
-from fluidtune.cluster.forks.child import environment_at_start
-os.environ["LATER"] = os.environ["A"] = "2"
-print(environment_at_start()["A"], "LATER" in environment_at_start())
-"""
-    environment = {**served.environment, "A": "1"}
-    assert served.run(program, tmp_path, A="1").stdout == plainly(program, tmp_path, environment) == "1 False\n"
 
 
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
@@ -174,13 +168,6 @@ def test_a_package_that_cannot_be_imported_fails_in_the_child_as_in_a_plain_proc
     assert list(served.state.failed) == ["bad"]
     program = "try:\n    import bad\nexcept BaseException as error:\n    print(type(error).__name__, error)"
     assert served.run(program, tmp_path).stdout == plainly(program, tmp_path, served.environment)
-
-
-def test_a_package_that_kills_the_server_is_reported(packages):
-    folder = packages(bad="import os\nprint('its last words', flush=True)\nos._exit(1)\n")
-    search = f"{folder}{os.pathsep}{Path(__file__).parents[3]}"
-    state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": search}).finish([], {})
-    assert state.command is None and "its last words" in (state.why or "")
 
 
 def test_a_server_takes_the_place_of_the_one_of_its_name_when_that_ends(packages, serve, tmp_path):
@@ -364,26 +351,13 @@ os.fork = failing
 """
 
 
-@pytest.fixture
-def full(packages, serve, tmp_path):
-    """A server, and the file that keeps it from forking."""
+def test_a_server_that_cannot_fork_for_a_while_says_why_kills_what_is_to_end_and_forks_again(packages, serve, tmp_path):
     path = tmp_path / "full"
-    return serve(packages(lib=FULL.format(path=str(path))), "lib"), path
-
-
-def test_a_server_that_cannot_fork_for_a_while_says_why_and_forks_again_later(full, tmp_path):
-    served, path = full
+    served = serve(packages(lib=FULL.format(path=str(path))), "lib")
+    launcher, pid = started(served, tmp_path)
     path.touch()
     plain = served.run(IS_FORKED, tmp_path)
     assert plain.stdout == "False\n" and "temporarily unavailable" in plain.stderr
-    path.unlink()
-    assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
-
-
-def test_a_process_is_killed_with_its_launcher_by_a_server_that_cannot_fork(full, tmp_path):
-    served, path = full
-    launcher, pid = started(served, tmp_path)
-    path.touch()
     launcher.kill()
     launcher.wait()
     assert until(lambda: not running(pid))

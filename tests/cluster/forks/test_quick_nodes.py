@@ -31,7 +31,7 @@ class Process:
     def found(self):
         above = psutil.Process().parent()
         forked = "server.py" in " ".join(above.cmdline())
-        return forked, os.environ.get("A_VALUE"), os.path.exists("of_mine.py"), os.getpid(), "of_mine" in sys.modules
+        return forked, os.environ.get("A_VALUE"), os.path.exists("of_mine.py")
 
 def launchers():
     (raylet,) = [each for each in psutil.Process().children() if each.name() == "raylet"]
@@ -53,13 +53,10 @@ while launchers():
     pass
 for context in contexts:
     actor = Process.options(runtime_env=context).remote()
-    print(json.dumps([ray.get(actor.found.remote())[:3], launchers()]))
+    print(json.dumps([ray.get(actor.found.remote()), launchers()]))
     ray.kill(actor)
     while launchers():
         pass
-many = [Process.remote() for _ in range(40)]
-found = ray.get([each.found.remote() for each in many])
-print(json.dumps([sum(each[0] for each in found), len({each[3] for each in found})]))
 """
 
 
@@ -78,7 +75,7 @@ def test_contexts_that_are_known_whole_go_to_the_server_at_once_and_others_throu
     words = [sys.executable, "-c", CONTEXTS, *map(json.dumps, [str(tmp_path), *contexts])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    *found, many = (json.loads(line) for line in done.stdout.splitlines() if line[:1] == "[")
+    found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
     at_once, through_rays = ["-IScimport"], ["-I"]
     assert found == [
         [[True, "1", True], at_once],
@@ -90,7 +87,6 @@ def test_contexts_that_are_known_whole_go_to_the_server_at_once_and_others_throu
         [[False, "2", True], []],
         [[True, None, True], at_once],
     ]
-    assert many == [40, 40]
 
 
 SLOW_AND_QUICK = """
