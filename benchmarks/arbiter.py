@@ -233,10 +233,8 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
             count[type(event).__name__] += 1
             if isinstance(event, m.Tick):
                 for lease in arbiter.state.leases:
-                    if lease.closing:
-                        queue.append(m.Removed(lease.gpu, lease.token))
-                    elif not lease.group:
-                        queue.append(m.Reserved(lease.gpu, lease.token, "group"))
+                    if not lease.group:
+                        queue.append(m.Reservation(lease.gpu, lease.token, "group"))
                 for name, each in told.items():
                     if known.get(name) != each.digest:
                         known[name] = each.digest

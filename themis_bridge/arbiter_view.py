@@ -89,7 +89,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     full = sum(name in state.barred(gpu) for gpu in state.gpus)
     if full:
         return f"Ray has no room for what it needs beside {full} devices that no job has; a reservation waits for it"
-    free = [gpu for gpu in state.gpus if (lease := state.leases.get(gpu)) is None or lease.idle]
+    free = list(filter(state.leases.is_free, state.gpus))
     if whole_gangs(map(state.gpus.__getitem__, free), together):
         return f"{len(free)} devices are free and about to be offered"
     if together > 1 and not whole_gangs(state.gpus.values(), together):
@@ -100,7 +100,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     ends = [
         max(state.clock, lease.expires - state.settings.notice_s)
         for lease in state.leases
-        if lease.app != name and lease.held and not lease.ending
+        if lease.app != name and not lease.waits and not lease.ending
     ]
     if not ends:
         return "all other devices change hands now"

@@ -67,8 +67,7 @@ class Auctioneer:
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
         state = self._state
-        free = [name for name in state.gpus if (lease := state.leases.get(name)) is None or lease.idle]
-        barred = {name: state.barred(name) for name in free}
+        barred = {name: state.barred(name) for name in filter(state.leases.is_free, state.gpus)}
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
@@ -139,14 +138,13 @@ class Auctioneer:
     def _settle(self, gpu: str, winner: str | None, recalled: bool) -> None:
         """Grant a GPU that is free, renew its lease, or promise it to its next holder."""
         state, lease = self._state, self._state.leases.get(gpu)
-        if lease is None:
+        if lease is None or lease.waits:
             # His leases that no app has won count until they end.
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
+                # A reservation that waits makes way for that of an app that needs less beside the GPU.
+                if lease is not None:
+                    state.leases.drop(lease)
                 self._leases.grant_gpu(gpu, winner)
-            return
-        if lease.idle:
-            # An app that needs less beside the GPU has it as soon as the reservation that waits is gone.
-            lease.closing, lease.heir = winner is not None, winner
             return
         # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
         # the lease is offered again, and at its end the GPU is free.
@@ -182,7 +180,7 @@ class Auctioneer:
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)
             rho, best = (record.rho or 0.0) * factor, record.best * factor
             needs[app] = Need(rho, worth.useful, worth.gang, best, left, report)
-        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
+        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and not lease.waits}
         joined = {app: state.apps[app].joined for app in needs}
         return Situation(needs, held, offer, holder, self._quotas(needs, held), joined, state.rounds, state.gangs())
 
@@ -235,7 +233,7 @@ def set_aside(state: ArbiterState, apps: Iterable[str], offer: Mapping[str, Gpu]
         app = lease.app if state.is_kept(lease, offer) else lease.heir
         if app in owed:
             owed[app] -= 1
-    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and not lease.waits}
     aside: dict[str, str] = {}
     for app in here:
         own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]

@@ -107,22 +107,17 @@ class Cluster:
     def _reserve(self):
         """Let Ray's reservations agree with the leases. Returns whether they did not."""
         leases = list(self.arbiter.state.leases)
-        for gpu, (app, token) in list(self.reserved.items()):
-            if all(lease.key != (app, gpu, token) or lease.closing for lease in leases):
-                del self.reserved[gpu]
+        keys = {lease.key for lease in leases}
+        self.reserved = {gpu: held for gpu, held in self.reserved.items() if (held[0], gpu, held[1]) in keys}
         changed = False
         for lease in leases:
-            if lease.closing:
-                self._handle(m.Removed(lease.gpu, lease.token))
-                changed |= self.arbiter.state.leases.get(lease.gpu) is not lease
-            elif (lease.gpu, lease.app) in self.impossible:
+            if (lease.gpu, lease.app) in self.impossible:
                 changed |= not lease.waits
-                self._handle(m.NoRoom(lease.gpu, lease.token))
+                self._handle(m.Reservation(lease.gpu, lease.token))
             elif not lease.group:
                 changed = True
-                assert lease.gpu not in self.reserved
                 self.reserved[lease.gpu] = (lease.app, lease.token)
-                self._handle(m.Reserved(lease.gpu, lease.token, "group"))
+                self._handle(m.Reservation(lease.gpu, lease.token, "group"))
         return changed
 
     def join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,8 +32,7 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
-@pytest.mark.parametrize("how", [m.Removed, m.Gpus])
-def test_an_app_hears_of_a_promise_that_is_dropped(how):
+def test_an_app_hears_of_a_promise_that_is_dropped():
     cluster = Cluster(4)
     cluster.join("one", Job(4, 1e5))
     gang = cluster.join("gang", Job(1, 1e5, together=4))
@@ -42,10 +40,8 @@ def test_an_app_hears_of_a_promise_that_is_dropped(how):
         cluster.wait(1)
     cluster.silent.add("one")
     promised = next(each for each in cluster.arbiter.state.leases if each.heir == "gang")
-    cluster.reserved.pop(promised.gpu)
     before = gang.promised
-    rest = tuple(gpu for gpu in cluster.arbiter.state.gpus.values() if gpu.id != promised.gpu)
-    cluster.send(how(rest) if how is m.Gpus else how(promised.gpu, promised.token))
+    cluster.send(m.Gpus(tuple(gpu for gpu in cluster.arbiter.state.gpus.values() if gpu.id != promised.gpu)))
     assert promised not in cluster.arbiter.state.leases
     assert gang.promised == sum(each.heir == "gang" for each in cluster.arbiter.state.leases) < before
 

@@ -33,7 +33,7 @@ def test_who_waits_has_its_gpu_as_soon_as_there_is_room_and_a_whole_lease(dies):
     cluster.impossible.clear()
     if dies:
         cluster.reserved = {"g0": ("a", 1)}
-        cluster.arbiter = Arbiter.restored(state.saved(), {"g0": ("a", 1, "group")}, state.gpus.values())
+        cluster.arbiter = Arbiter.restored(state.saved(), {("a", "g0", 1): "group"}, state.gpus.values())
         state = cluster.arbiter.state
     cluster.wait(1)
     assert cluster.holds("a") == {"g0"} and sum(isinstance(each, Gained) for each in cluster.notices) == 1

@@ -67,7 +67,7 @@ class ArbiterActor:
         #: As of the books: (app, session) -> its leases, and what Ray has to have reserved; None before they were
         #: written first.
         self._told: dict[tuple[str, str], m.Leases] = {}
-        self._wanted: dict[Key, Wanted | None] | None = None
+        self._wanted: dict[Key, Wanted] | None = None
         self._groups = Groups(time.monotonic)
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
@@ -125,7 +125,7 @@ class ArbiterActor:
                 "unit": self._unit,
                 "pid": os.getpid(),
                 "gpus": len(state.gpus),
-                "leased": sum(1 for lease in state.leases if lease.held),
+                "leased": sum(not lease.waits for lease in state.leases),
                 "rounds": state.rounds,
                 "round_seconds": self._round_seconds,
                 "failed_rounds": auctioneer.failed,
@@ -182,16 +182,11 @@ class ArbiterActor:
 
     def _unwritten_leases(self) -> int:
         """The number of leases that have begun or ended since the books were written."""
-        now = {(lease.key, lease.closing) for lease in self._arbiter.state.leases}
-        return len(now - {(key, need is None) for key, need in (self._wanted or {}).items()})
+        return len({lease.key for lease in self._arbiter.state.leases} ^ (self._wanted or {}).keys())
 
-    def _need(self, lease: Lease) -> Wanted | None:
+    def _need(self, lease: Lease) -> Wanted:
         state = self._arbiter.state
-        if lease.closing:
-            return None
-        known = state.apps.get(lease.app)
-        bundle = known.bundle if known is not None and known.bundle else {self._unit: 1.0}
-        return Wanted(bundle, self._ties[state.gpus[lease.gpu].machine])
+        return Wanted(state.apps[lease.app].bundle or {self._unit: 1.0}, self._ties[state.gpus[lease.gpu].machine])
 
     # --- time and Ray
 
@@ -276,16 +271,12 @@ def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, 
     ``books``: those that cannot be read are kept aside. ``groups``: gets the groups that exist. ``settings``: changes
     to the default `Settings`, if there are no books.
     """
-    known = {gpu.id for gpu in gpus}
-    there: dict[str, tuple[str, int, str]] = {}
+    there: dict[Key, str] = {}
     found, newest = reservations.found()
-    # Of two groups of one GPU, the one with the smaller token was being removed.
-    for key, (state, group) in sorted(found.items(), key=lambda each: each[0][2]):
-        app, gpu, token = key
+    for key, (state, group) in found.items():
         made = state == reservations.CREATED
         groups.found(key, group, made)
-        if gpu in known:
-            there[gpu] = app, token, reservations.id_of(group) if made else ""
+        there[key] = reservations.id_of(group) if made else ""
     text = books.text()
     if text is not None:
         try:

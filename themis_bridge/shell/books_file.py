@@ -22,7 +22,7 @@ from themis_bridge.errors import ThemisError
 logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with another one are not read.
-FORMAT = 4
+FORMAT = 5
 #: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
 #: start the arbiter.
 ROOT = Path("/tmp")
@@ -71,12 +71,9 @@ class Books:
             text = json.dumps({**data, "format": FORMAT})
             if text != self._stored:
                 write_books(self._path, text)
-        except (OSError, TypeError, ValueError) as error:
-            remedy = "let this user write there"
-            if not isinstance(error, (OSError, ThemisError)):
-                remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
-            elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                remedy = "make room on that disk"
+        except (OSError, ThemisError) as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "make room on that disk" if full else "let this user write there"
             before, self._why = self._why, f"({error}); no lease begins or ends until they can: {remedy}"
             if not before:
                 self._since = self._clock()
@@ -148,4 +145,3 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
             f"{path} belongs to user {found.st_uid} and not to user {os.geteuid()}: "
             "have its owner or an administrator remove it, the arbiter does not use it"
         )
-
