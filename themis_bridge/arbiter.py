@@ -23,13 +23,13 @@ from themis_bridge.auctioneer import Auctioneer
 from themis_bridge.errors import ThemisError
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Policy
+from themis_bridge.policy import Policy, Themis
 
 
 class Arbiter:
-    """See the module. ``policy``: None for Themis with the f of the settings."""
+    """See the module. ``policy``: as of `Auctioneer`."""
 
-    def __init__(self, state: ArbiterState, policy: Policy | None = None):
+    def __init__(self, state: ArbiterState, policy: Callable[[float], Policy] = Themis):
         self.state = state
         self._leases = LeaseManager(state)
         self.auctioneer = Auctioneer(state, self._leases, policy)
@@ -114,7 +114,9 @@ class Arbiter:
             state.account()
         if state.hear(event):
             for gpu, token in event.left:
-                self._leases.give_up(event.app, gpu, token)
+                lease = state.leases.current(gpu, token)
+                if lease is not None and lease.app == event.app:
+                    self._leases.end(lease)
         return None
 
     def _refuse_namesake(self, name: str, holder: AppRecord) -> m.Refused:

@@ -213,17 +213,16 @@ class ArbiterState:
     def take_report(self, name: str) -> None:
         """Compute an app's rho from its newest report, and compare that with what happened, once.
 
-        One that came long ago is not compared: the app has worked since, and could not say so.
+        It is to be new: an app that has worked since could not say so.
         """
         app = self.apps[name]
-        new = not app.compared and self.clock - app.heard <= self.settings.answer_s
-        app.compared = app.compared or new
+        new, app.compared = not app.compared, True
         held = {lease.token: self.gpus[lease.gpu] for lease in self.leases.of(name)}
         app.take_report(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
 
-    def worth(self, name: str, held: int | None = None) -> Valuation | Endless:
-        """What GPUs are worth to an app now. ``held``: how many it holds; None: those of its leases."""
-        app, held = self.apps[name], len(self.leases.of(name)) if held is None else held
+    def worth(self, name: str) -> Valuation | Endless:
+        """What GPUs are worth to an app now."""
+        app, held = self.apps[name], len(self.leases.of(name))
         return app.worth(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name))
 
     # --- questions
@@ -282,10 +281,6 @@ class ArbiterState:
             for name, each in self.apps.items()
             if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
         )
-
-    def gangs(self) -> dict[str, int]:
-        """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
-        return {name: app.together for name, app in self.apps.items() if app.together > 1}
 
     def user_of(self, app: str) -> str:
         return self.apps[app].user or app

@@ -71,15 +71,9 @@ def shown_rho(state: ArbiterState, name: str) -> float | None:
 def why_it_waits(state: ArbiterState, name: str) -> str:
     """In one line, why the app has fewer GPUs than it could use; "" if it has not."""
     app = state.apps[name]
-    if app.rho is None:
-        return f"it has not reported yet; {_missing(state, name)}"
-    return _missing(state, name) if app.wanted > len(state.leases.of(name)) else ""
-
-
-def _missing(state: ArbiterState, name: str) -> str:
-    """Why the app has no further GPU now."""
-    user = state.user_of(name)
-    together = state.apps[name].together
+    if app.rho is not None and app.wanted <= len(state.leases.of(name)):
+        return ""
+    user, together = state.user_of(name), app.together
     if state.quota_left(user) < together:
         short = "is used up" if together == 1 else f"has no room for the {together} devices that it needs at once"
         return f"the quota of user {user!r}, {state.settings.quotas[user]} devices, {short}"

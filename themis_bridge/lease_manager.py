@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.leases import Lease, first_length, lease_phases
+from themis_bridge.leases import Lease, lease_length, lease_phases
 from themis_bridge.locality import whole_gangs
 
 #: Bytes of a digest of leases. No two states of an app's leases have the same one.
@@ -53,31 +53,24 @@ class LeaseManager:
 
     def _begin(self, lease: Lease) -> None:
         state = self._state
-        lease.expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
-        if lease.app in state.apps:
-            state.apps[lease.app].gain_gpu()
-            self.align_ends(lease.app)
+        lease.expires = self.next_end(lease.gpu, state.clock)
+        state.apps[lease.app].gain_gpu()
+        self.align_ends(lease.app)
 
-    def _phase(self, gpu: str) -> float:
-        key = tuple(self._state.gpus), bool(self._state.gangs())
+    def next_end(self, gpu: str, begins: float) -> float:
+        """When a lease that begins then, or is renewed from then on, ends: one length later, or so, at its phase.
+
+        While an app needs gangs, the leases of a machine end together, so that a gang can be won.
+        """
+        key = tuple(self._state.gpus), any(app.together > 1 for app in self._state.apps.values())
         if self._phases[0] != key:
             self._phases = key, lease_phases(self._state.gpus.values(), by_machine=key[1])
-        return self._phases[1][gpu]
-
-    def next_end(self, gpu: str, expires: float, gangs: bool) -> float:
-        """When a lease that would end at ``expires`` ends if it is renewed.
-
-        ``gangs``: an app needs gangs. The leases of a machine are then made to end together, so that one can be won.
-        """
-        length = self._state.settings.lease_s
-        if not gangs:
-            return expires + length
-        return expires + first_length(self._phase(gpu), expires, length)
+        return begins + lease_length(self._phases[1][gpu], begins, self._state.settings.lease_s)
 
     def align_ends(self, app: str) -> None:
         """Let all leases of an app that needs gangs end together on each machine, so that a gang is never torn."""
         state = self._state
-        if app not in state.apps or state.apps[app].together == 1:
+        if state.apps[app].together == 1:
             return
         machines: dict[str, list[Lease]] = defaultdict(list)
         for lease in state.leases.of(app):
@@ -113,13 +106,7 @@ class LeaseManager:
             if not self._could_use(lease.app) if lease.waits else self._state.clock >= lease.expires:
                 self.end(lease)
 
-    # --- what agents and Ray say of reservations
-
-    def give_up(self, app: str, gpu: str, token: int) -> None:
-        """The app has left the GPU before that lease ended."""
-        lease = self._state.leases.current(gpu, token)
-        if lease is not None and lease.app == app:
-            self.end(lease)
+    # --- what Ray says of reservations
 
     def _could_use(self, name: str) -> bool:
         """Whether the app may have one more GPU, and has a use for it by its latest report."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,18 +19,11 @@ from themis_bridge.locality import Gpu
 #: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
 #: the whole cluster by turns.
 END_GROUPS = 8
-#: State of a lease -> the states that may follow; after each of them it may be gone. docs/arbiter.md draws it.
-STATES: Mapping[str, tuple[str, ...]] = {
-    "asked": ("waiting", "held", "ending"),
-    "waiting": ("held",),
-    "held": ("ending",),
-    "ending": (),
-}
 
 
 @dataclass
 class Lease:
-    """One lease. Its fields are part of the format of the arbiter's books."""
+    """One lease. Its fields are part of the format of the arbiter's books. docs/arbiter.md draws its states."""
 
     gpu: str
     app: str
@@ -45,11 +38,6 @@ class Lease:
     group: str = ""
     #: Ray has no room for its reservation, which waits in Ray's queue. Nobody holds the GPU meanwhile.
     waits: bool = False
-
-    @property
-    def state(self) -> str:
-        """One of `STATES`."""
-        return "waiting" if self.waits else "ending" if self.ending else "held" if self.group else "asked"
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -79,8 +67,8 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
     return phases
 
 
-def first_length(phase: float, now: float, length: float) -> float:
-    """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
+def lease_length(phase: float, now: float, length: float) -> float:
+    """Seconds of a GPU's lease from ``now`` on, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
 
     ``phase``: as of `lease_phases`. ``length``: seconds of an ordinary lease; may be infinite.
     """

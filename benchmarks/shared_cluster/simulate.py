@@ -134,7 +134,7 @@ class Simulation:
             most_demand=setup.most_demand,
         )
         self._policy = Counted(chosen)
-        self.arbiter = Arbiter(ArbiterState(settings), self._policy)
+        self.arbiter = Arbiter(ArbiterState(settings), lambda f: self._policy)
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.themis.cluster import SETTINGS, Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job, state_of
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained
 from themis_bridge.arbiter import Arbiter
@@ -19,7 +19,7 @@ def waiting(memory: float, **more) -> Cluster:
     cluster.impossible = {("g0", "a")}
     cluster.join("a", Job(2), memory=memory)
     cluster.wait(1)
-    assert [lease.state for lease in cluster.arbiter.state.leases] == ["waiting"]
+    assert [state_of(lease) for lease in cluster.arbiter.state.leases] == ["waiting"]
     return cluster
 
 
@@ -83,5 +83,5 @@ def test_a_lease_that_is_promised_before_it_is_known_to_wait_goes_to_its_heir():
     (promised,) = (lease for lease in cluster.arbiter.state.leases if lease.heir == "b")
     cluster.impossible = {(promised.gpu, "a"), (promised.gpu, "b")}
     cluster.send()
-    (waits,) = (lease for lease in cluster.arbiter.state.leases if lease.state == "waiting")
+    (waits,) = (lease for lease in cluster.arbiter.state.leases if lease.waits)
     assert (waits.gpu, waits.app) == (promised.gpu, "b") and waits.token > promised.token

@@ -55,5 +55,5 @@ def test_all_that_is_in_the_books_comes_back():
     data = json.loads(json.dumps(state.saved()))
     again = ArbiterState.loaded(data, state.gpus.values())
     assert json.loads(json.dumps(again.saved())) == data
-    assert again.gangs() == {"gang": 4} and again.usage["anna"] > 0 and "bert" in again.doubts
+    assert again.apps["gang"].together == 4 and again.usage["anna"] > 0 and "bert" in again.doubts
     assert again.apps["service"].endless and again.reserve("service") == 1

@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -44,8 +43,6 @@ CALLS_S = 0.02
 NODES_S = 1.0
 #: After this many seconds of silence, which are ten missed exchanges, the arbiter looks whether a driver is dead.
 SILENT_S = 2.0
-#: Ticks whose durations are kept for the status: the last minute and a half.
-TICKS = 1000
 #: What the state machine raises for books that are damaged or of another version.
 BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -70,10 +67,8 @@ class ArbiterActor:
         self._wanted: dict[Key, Wanted] | None = None
         self._groups = Groups(time.monotonic)
         self._closed = False
-        self._ticks: deque[float] = deque(maxlen=TICKS)
+        #: Number of ticks so far.
         self._ticked = 0
-        #: Grows with each look at a silent driver.
-        self._turn = 0
         self._round_seconds = 0.0
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
         self._arbiter = restored(self._books, self._groups, gpus, settings)
@@ -130,19 +125,11 @@ class ArbiterActor:
                 "round_seconds": self._round_seconds,
                 "failed_rounds": auctioneer.failed,
                 "settings": state.saved()["settings"],
-                "tick_ms": self._tick_ms(),
-                "ticks": self._ticked,
                 "waiting": self._unwritten_leases() + self._groups.owed,
                 "trouble": [each for each in (self._books.trouble(), self._groups.trouble, *self._left_out) if each],
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
             }
-
-    def _tick_ms(self) -> dict[str, float]:
-        """Median, 95th percentile and largest of the last ticks' durations, in milliseconds."""
-        last = sorted(self._ticks) or [0.0]
-        at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-        return {name: 1000 * last[int(share * (len(last) - 1))] for name, share in at.items()}
 
     def close(self) -> None:
         """End all leases and delete the books. The caller must kill the actor afterwards.
@@ -205,7 +192,6 @@ class ArbiterActor:
             self._try(self._look_at_nodes)
             self._try(self._keep_house)
         self._try(self._pass_time)
-        self._ticks.append(time.monotonic() - began)
         self._ticked += 1
 
     def _try(self, what: Callable[[], object]) -> None:
@@ -248,18 +234,11 @@ class ArbiterActor:
         """Ask Ray whether one of the silent drivers, each in turn, is dead. Then its app is forgotten."""
         with self._lock:
             silent = self._arbiter.state.silent(SILENT_S)
-        self._turn += 1
         if silent:
-            app, session, life = silent[self._turn % len(silent)]
+            app, session, life = silent[self._ticked % len(silent)]
             if reservations.is_gone(life):
                 with self._lock:
                     self._handle(m.AppLeft(app, session, life))
-
-
-def check_unit(unit: str) -> None:
-    """Raise ThemisError if ``unit`` cannot be leased."""
-    if unit not in ("GPU", "CPU"):
-        raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
 
 
 def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any]) -> Arbiter:

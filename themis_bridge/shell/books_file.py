@@ -45,7 +45,12 @@ class Books:
     def text(self) -> str | None:
         """What the last arbiter wrote; None if there are no books. Raises ThemisError if another user has made them."""
         try:
-            return read_books(self._path)
+            _check_directory(self._path.parent)
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+                _check_owner(self._path, os.fstat(file.fileno()))
+                return file.read()
+        except FileNotFoundError:
+            return None
         except OSError as error:
             self.keep_aside(error)
             return None
@@ -107,18 +112,6 @@ def loaded(text: str) -> dict[str, Any]:
     return data
 
 
-def read_books(path: Path) -> str | None:
-    """What is in the books; None: there are none. ThemisError if another user has made them."""
-    _check_directory(path.parent)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    with open(descriptor) as file:
-        _check_owner(path, os.fstat(descriptor))
-        return file.read()
-
-
 def write_books(path: Path, text: str) -> None:
     """Replace the books in one step. ThemisError if their directory is another user's."""
     _check_directory(path.parent)
@@ -135,8 +128,6 @@ def _check_directory(path: Path) -> None:
     _check_owner(path, found)
     if stat.S_ISLNK(found.st_mode):
         raise ThemisError(f"{path} is a symbolic link: remove it, the arbiter keeps its books in a directory there")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
