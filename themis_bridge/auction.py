@@ -22,6 +22,8 @@ from themis_bridge.locality import Gpu
 from themis_bridge.winner_determination import EQUAL, SOLVE_S, BidderRows, WinnerDetermination
 
 Gpus = frozenset[Any]
+#: (kind, machine) -> its GPUs on offer.
+Free = dict[tuple[str, str], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,7 @@ class Shaped:
 
     def __init__(self, where: Mapping[Any, Gpu]):
         self._where = where
-        #: (kind, machine) -> its GPUs on offer.
-        self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._free: Free = defaultdict(list)
         for gpu in sorted(where, key=str):
             self._free[where[gpu].kind, where[gpu].machine].append(gpu)
         self._places = list(self._free)
@@ -236,15 +237,7 @@ class Shaped:
                 self._take(kind, size, number, self._number.keys(), got[app], free)
         return {app: frozenset(gpus) for app, gpus in got.items()}
 
-    def _take(
-        self,
-        kind: str,
-        size: int,
-        number: int,
-        among: Set[Any],
-        got: list[Any],
-        free: dict[tuple[str, str], list[Any]],
-    ) -> int:
+    def _take(self, kind: str, size: int, number: int, among: Set[Any], got: list[Any], free: Free) -> int:
         """Add up to ``number`` pieces, all of GPUs ``among`` these, to ``got``. Returns how many there were.
 
         They are taken from ``free``: first in racks where the app has others, and where least is left over.

@@ -77,7 +77,9 @@ class Auctioneer:
         if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
         recalled = set[str]()
-        apps = [name for name in self._here() if self._take_report(name, recalled)]
+        # Those that are new come first: for them leases are recalled by the order of the last round.
+        here = sorted(self._here(), key=lambda name: state.apps[name].rho is not None)
+        apps = [name for name in here if self._take_report(name, recalled)]
         offer = state.offerable(recalled)
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}

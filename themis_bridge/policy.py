@@ -102,8 +102,7 @@ class Situation:
 class Policy(Protocol):
     """See the module. ``recalls``: whether leases are recalled for an app that joins, see `preemption`."""
 
-    @property
-    def recalls(self) -> bool: ...
+    recalls: bool
 
     def bidders(self, situation: Situation) -> list[str]:
         """The apps that bid; empty if the policy needs no bids."""

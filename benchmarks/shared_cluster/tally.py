@@ -30,9 +30,8 @@ class Counted:
     policy: Policy
     tally: Tally = field(default_factory=Tally)
 
-    @property
-    def recalls(self) -> bool:
-        return self.policy.recalls
+    def __post_init__(self) -> None:
+        self.recalls = self.policy.recalls
 
     def bidders(self, situation: Situation) -> list[str]:
         return self.policy.bidders(situation)

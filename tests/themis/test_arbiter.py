@@ -78,20 +78,6 @@ def test_no_round_is_due_for_an_app_that_falls_silent_before_its_first_one():
     assert cluster.arbiter.state.rounds == rounds
 
 
-def test_gpus_that_different_apps_may_have_are_cleared_in_rounds_of_their_own():
-    cluster = Cluster(1)
-    cluster.impossible = {("g0", "a")}
-    cluster.join("a", memory=1.0)
-    cluster.join("b", Job(0))
-    state = cluster.arbiter.state
-    before = state.rounds
-    cluster.arbiter.handle(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))), 0.0)
-    for rounds in (2, 2):
-        cluster.arbiter.handle(m.Tick(), 0.0)
-        assert state.rounds == before + rounds
-    assert [lease.gpu for lease in state.leases if lease.waits] == ["g0"] and len(state.leases.of("a")) == 1
-
-
 def silent(seconds: float) -> Cluster:
     """A cluster whose app "a", session "one", has been silent for so long."""
     cluster = Cluster(1, Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=20))
