@@ -111,13 +111,18 @@ class Auctioneer:
     def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: set[str]) -> None:
         """Clear one offer. ``apps``: those that may have its GPUs. ``recalled``: GPUs whose notice has not begun."""
         state = self._state
-        aside: dict[str, str] = {}
-        grants = aside
+        aside = grants = dict[str, str]()
         try:
             grants = aside = set_aside(state, apps, offer)
             rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
             if rest and apps:
-                grants = aside | self._decided(self._situation(rest, aside, apps))
+                situation, policy = self._situation(rest, aside, apps), self._policy(state.settings.f)
+                bids = {}
+                for app in policy.bidders(situation):
+                    # It says what the app would with its report, as far as that is believed.
+                    held, own = situation.held[app], {lease.gpu for lease in state.leases.of(app)}
+                    bids[app] = make_bid(app, state.worth(app), held, rest.values(), situation.quota.get(app), own)
+                grants = aside | whole(situation, policy.decide(situation, bids))
         except Exception:
             # If this round were not ended, no other one could ever be.
             logger.exception("themis: round %d failed; nothing is leased in it", state.rounds)
@@ -126,14 +131,6 @@ class Auctioneer:
             self._settle(gpu, grants.get(gpu), gpu in recalled)
         for app in state.apps:
             self._leases.align_ends(app)
-
-    def _decided(self, situation: Situation) -> dict[str, str]:
-        """Let apps bid, and decide. An app's bid says what it would with its report, as far as that is believed."""
-        state, bids, policy = self._state, {}, self._policy(self._state.settings.f)
-        for app in policy.bidders(situation):
-            held, own = situation.held[app], {lease.gpu for lease in state.leases.of(app)}
-            bids[app] = make_bid(app, state.worth(app), held, situation.offer.values(), situation.quota.get(app), own)
-        return whole(situation, policy.decide(situation, bids))
 
     def _settle(self, gpu: str, winner: str | None, recalled: bool) -> None:
         """Grant a GPU that is free, renew its lease, or promise it to its next holder."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
 #: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
@@ -108,9 +107,7 @@ class LeaseTable:
         return lease if lease is not None and lease.token == token else None
 
     def grant(self, gpu: str, app: str, expires: float) -> Lease:
-        """Add a lease with a new token. Raises ThemisError if the GPU is leased."""
-        if gpu in self._leases:
-            raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; end that lease first")
+        """Add a lease of a free GPU, with a new token."""
         self.token += 1
         lease = Lease(gpu, app, self.token, expires)
         self.add(lease)

@@ -53,9 +53,8 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
     order = sorted(held.keys() & rho.keys(), key=ahead)
     together = apps[newcomer].together
     if together > 1:
-        spare = {app: held[app] for app in order}
         allowed = {app: len(held[app]) - share[app] for app in order}
-        return _gangs_to_recall(together, need, state, spare, allowed, free)
+        return _gangs_to_recall(together, need, state, {app: held[app] for app in order}, allowed, free)
     for app in order:
         number = Counter(gpus[lease.gpu].machine for lease in held[app])
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.

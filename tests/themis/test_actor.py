@@ -60,27 +60,6 @@ def held(number: int) -> list[tuple[str, str, int]]:
     return [("a", f"m-{i}", i + 1) for i in range(number)]
 
 
-def test_an_arbiter_goes_on_from_its_books(start):
-    world = start(3, held=held(3), text=BOOKS)
-    status = world.actor.status()
-    assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
-    assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
-        "m-0": 1,
-        "m-1": 2,
-        "m-2": 3,
-    }
-    # The GPU that was promised to "b" goes to "b" when "a" leaves it, under a new token.
-    world.run(1.2)  # The books are written once a second; what follows from a message is not to wait for that.
-    told = world.actor.hear(heard("a", 1, session="s"))
-    assert {view.gpu.id for view in told.leases} == {"m-0", "m-1", "m-2"}
-    world.actor.hear(heard("a", 2, told.digest, (("m-0", 1),), session="s"))
-    world.run(0.5)
-    assert ("b", "m-0", 4) in world.there()
-    assert [(lease["gpu"], lease["app"], lease["token"]) for lease in books(world)["leases"]["leases"]][-1:] == [
-        ("m-0", "b", 4)
-    ]
-
-
 @pytest.mark.parametrize(
     "name", ["themis/a/b/c", "themis/a/b/²", "themis/a/b/+9", "themis/a/b/07", "themis/a/b/-1", "themis//b/7"]
 )

@@ -17,21 +17,6 @@ def held_by(cluster: Cluster, app: str) -> list[Gpu]:
     return [cluster.arbiter.state.gpus[gpu] for gpu in cluster.holds(app)]
 
 
-def test_a_promise_of_a_gang_is_told_until_it_is_whole():
-    cluster = Cluster(4)
-    holder = cluster.join("one", Job(4, 1e5))
-    cluster.wait(20)
-    agent = cluster.join("gang", Job(1, 300.0, together=4))
-    while not agent.promised:
-        cluster.wait(1)
-        assert cluster.now < 300
-    assert agent.promised == 4
-    for left in range(3, -1, -1):
-        holder.vacated(sorted(cluster.holds("one"))[0])
-        cluster.send()
-        assert (agent.promised, len(agent.leases)) == (left, 4 - left)
-
-
 def test_an_app_hears_of_a_promise_that_is_dropped():
     cluster = Cluster(4)
     cluster.join("one", Job(4, 1e5))

@@ -51,7 +51,7 @@ class Group:
     handle: Any = None
     #: Whether a call that may have made the group has begun.
     asked: bool = False
-    #: Whether it is to have the room of another group of its GPU.
+    #: Whether the room of the last group of its GPU is its own.
     heir: bool = False
     #: Whether something can run in it, and whether it was told that there is no room for it.
     made: bool = False
@@ -112,15 +112,15 @@ class Groups:
                 group.ends, group.since, group.due, group.why = True, began, began, ""
         ending = {key[1] for key, group in self._known.items() if group.ends}
         for key in wanted.keys() - self._known.keys():
-            self._known[key] = Group(heir=key[1] in ending)
+            self._known[key] = Group()
         # The ties of the machines where a GPU changes hands, and of those where Ray has not made all that it was asked.
-        turning = {need.tie for key, need in wanted.items() if key[1] in ending}
-        unmade = {need.tie for key, need in wanted.items() if self._known[key].asked and not self._known[key].made}
         next_tie = {key[1]: need.tie for key, need in wanted.items()}
+        turning = {tie for gpu, tie in next_tie.items() if gpu in ending}
+        unmade = {next_tie.get(key[1]) for key, group in self._known.items() if group.asked and not group.made}
         for key, group in sorted(self._known.items(), key=lambda each: (not each[1].heir, each[0][2])):
             need = None if group.ends else wanted[key]
             turns = need is not None and need.tie in turning and not group.made
-            held_up = next_tie.get(key[1]) in unmade if need is None else turns and not group.asked
+            held_up = next_tie.get(key[1], key) in unmade and group.made if need is None else turns and not group.asked
             if not held_up and (turns or group.due <= began):
                 events += self._attend(key, group, need, turns)
                 if self._clock() - began >= seconds:
@@ -144,6 +144,8 @@ class Groups:
         if state == reservations.REMOVED:
             if need is None:
                 del self._known[key]
+                for (_, other, _), each in self._known.items():
+                    each.heir |= other == gpu and (group.made or (group.heir and not group.late))
             # Else it was taken back, or removed by somebody before its app was told of it. It is asked for again.
             group.handle, group.asked, group.heir, group.due = None, False, group.heir and not group.late, now
             return []
@@ -172,6 +174,11 @@ class Groups:
             group.asked = True
             group.handle = reservations.reserve(key, need.bundle, need.tie)
             return ""
-        if need is None or (turns and reservations.state(group.handle) != reservations.CREATED):
-            reservations.remove(group.handle)
+        if not group.made:
+            state = reservations.state(group.handle)
+            group.made = state == reservations.CREATED
+            # One that is to end and turns out to be made is removed in its turn.
+            if group.made or not (need is None or turns):
+                return state
+        reservations.remove(group.handle)
         return reservations.state(group.handle)
