@@ -43,8 +43,10 @@ from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.fairness import kinds_of
 from themis_bridge.lease_manager import leases_of
 from themis_bridge.locality import Gpu
-from themis_bridge.shell.actor import TICK_S, TICKS
+from themis_bridge.shell.actor import TICK_S, ArbiterActor
 
+#: Ticks whose durations are kept: the last minute and a half.
+TICKS = 1000
 #: Seconds between two lines of progress.
 SAY_S = 10.0
 #: Seconds between two exchanges of both apps. Judgement: a tick of the arbiter, which is when something can change.
@@ -61,6 +63,27 @@ class Work:
 
     def report(self) -> m.Report:
         return self._report
+
+
+class Measured(ArbiterActor):
+    """The arbiter's process. Its status has ``ticks`` and the durations of the last `TICKS`, ``tick_ms``, too."""
+
+    def __init__(self, *args: Any):
+        self._times: deque[float] = deque(maxlen=TICKS)
+        self._count = 0
+        super().__init__(*args)
+
+    def _tick(self) -> None:
+        began = time.monotonic()
+        super()._tick()
+        self._times.append(time.monotonic() - began)
+        self._count += 1
+
+    def status(self) -> dict[str, Any]:
+        last = sorted(self._times) or [0.0]
+        at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+        milliseconds = {name: 1000 * last[int(share * (len(last) - 1))] for name, share in at.items()}
+        return super().status() | {"ticks": self._count, "tick_ms": milliseconds}
 
 
 class App:
@@ -94,6 +117,7 @@ def leasing(gpus: int, **settings: float) -> Iterator[Any]:
 
     ray.init(address="local", num_cpus=2, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     try:
+        control.ArbiterActor = Measured  # type: ignore[misc]
         yield control.start("GPU", **settings)
         control.stop()
     finally:
@@ -233,10 +257,8 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
             count[type(event).__name__] += 1
             if isinstance(event, m.Tick):
                 for lease in arbiter.state.leases:
-                    if lease.closing:
-                        queue.append(m.Removed(lease.gpu, lease.token))
-                    elif not lease.group:
-                        queue.append(m.Reserved(lease.gpu, lease.token, "group"))
+                    if not lease.group:
+                        queue.append(m.Reservation(lease.gpu, lease.token, "group"))
                 for name, each in told.items():
                     if known.get(name) != each.digest:
                         known[name] = each.digest

@@ -28,7 +28,8 @@ from benchmarks.common import finish, parser, result, say
 from themis_bridge import Bid, JobInfo, clear_auction, independent_finish_time
 from themis_bridge.auction import Shaped, bidder_rows
 from themis_bridge.bids import Valuation, make_bid
-from themis_bridge.locality import Gpu
+from themis_bridge.fairness import kinds_of
+from themis_bridge.locality import Gpu, Phase
 from themis_bridge.settings import Settings
 from themis_bridge.winner_determination import SilentHighs, WinnerDetermination
 
@@ -63,7 +64,8 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
     phases = [[JobInfo(iterations, 60.0, width)] * max(1, jobs >> rung) for rung in range(4)]
     budget = sum(job.work for phase in phases for job in phase)
     independent = independent_finish_time(budget, gpus, jobs * width, apps)
-    return Valuation(phases[rng.randrange(4) :], rng.random() * independent, independent)
+    left = [Phase(kinds_of(jobs)) for jobs in phases[rng.randrange(4) :]]
+    return Valuation(left, rng.random() * independent, independent)
 
 
 def relaxed_value(bids: Sequence[Bid], where: Mapping[Any, Gpu]) -> float:

@@ -187,8 +187,8 @@ def compare(there: dict[str, Workload], names: Sequence[str]) -> dict[str, Any]:
                 say(
                     f"{title:24} {side:15} worst rho {each['worst_rho']:7.3f}, makespan {each['makespan']:7.0f} s, "
                     f"mean JCT {each['mean_jct']:6.0f} s, {each['contested']:4} of {each['auctions']:4} auctions "
-                    f"contested, {each['won'] - each['kept']:4} of {each['won']:5} GPUs paid, "
-                    f"{each['overridden']:5} overridden ({time.perf_counter() - began:.1f} s)"
+                    f"contested, {each['won'] - each['kept']:4} of {each['won']:5} GPUs paid "
+                    f"({time.perf_counter() - began:.1f} s)"
                 )
     sides = compared(table)
     for side, each in sorted(sides.items(), key=lambda pair: pair[1]["median"]):

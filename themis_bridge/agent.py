@@ -8,7 +8,7 @@ lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from themis_bridge import messages as m
@@ -32,7 +32,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class Gained(Notice):
-    """From now on trials may run on the GPU, under this token."""
+    """From now on trials may run on the GPU, under this token. ``group``: as of `messages.LeaseView`."""
+
+    group: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Agent:
         for gpu, view in new.items():
             known = self.leases.get(gpu)
             if known is None:
-                out.append(Gained(view.gpu, view.token))
+                out.append(Gained(view.gpu, view.token, view.group))
             if view.ending and not (known is not None and known.ending):
                 out.append(Leave(view.gpu, view.token, view.remaining))
             self.leases[gpu] = view

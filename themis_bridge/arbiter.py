@@ -23,13 +23,13 @@ from themis_bridge.auctioneer import Auctioneer
 from themis_bridge.errors import ThemisError
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Policy
+from themis_bridge.policy import Policy, Themis
 
 
 class Arbiter:
-    """See the module. ``policy``: None for Themis with the f of the settings."""
+    """See the module. ``policy``: as of `Auctioneer`."""
 
-    def __init__(self, state: ArbiterState, policy: Policy | None = None):
+    def __init__(self, state: ArbiterState, policy: Callable[[float], Policy] = Themis):
         self.state = state
         self._leases = LeaseManager(state)
         self.auctioneer = Auctioneer(state, self._leases, policy)
@@ -40,9 +40,7 @@ class Arbiter:
             m.Gpus: self._gpus,
             m.Heard: self._heard,
             m.AppLeft: self._app_left,
-            m.Removed: self._leases.end_closed,
-            m.Reserved: self._leases.note_reserved,
-            m.NoRoom: self._leases.note_no_room,
+            m.Reservation: self._leases.note_reservation,
             m.Configured: self._configured,
             m.Tick: self._tick,
         }
@@ -53,7 +51,7 @@ class Arbiter:
     def restored(
         cls,
         data: Mapping[str, Any],
-        reserved: Mapping[str, tuple[str, int, str]],
+        reserved: Mapping[tuple[str, str, int], str],
         gpus: Iterable[Gpu],
         newest: int = 0,
     ) -> Arbiter:
@@ -61,12 +59,12 @@ class Arbiter:
 
         Args:
             data: what `ArbiterState.saved` of the dead one returned; empty if the books are lost.
-            reserved: GPU -> (app, token, id of the group, "" while Ray has not made it) of the reservations that exist
-                now. Those that the books do not have are removed; without books they become leases.
+            reserved: the reservations that exist now: (app, GPU, token) -> id of the group, "" while Ray has not made
+                it. Without books they become leases.
             gpus: the GPUs in the cluster now.
             newest: the largest token that any reservation ever had, if that is known.
         """
-        newest = max([newest, *(token for _, token, _ in reserved.values())])
+        newest = max([newest, *(token for _, _, token in reserved)])
         arbiter = cls(ArbiterState.loaded(data, gpus, newest))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter
@@ -97,7 +95,7 @@ class Arbiter:
 
     def _tick(self, event: m.Tick) -> None:
         self._forget_silent_apps()
-        self._leases.close_expired()
+        self._leases.end_expired()
         self.auctioneer.advance()
 
     # --- which apps are known
@@ -116,7 +114,9 @@ class Arbiter:
             state.account()
         if state.hear(event):
             for gpu, token in event.left:
-                self._leases.give_up(event.app, gpu, token)
+                lease = state.leases.current(gpu, token)
+                if lease is not None and lease.app == event.app:
+                    self._leases.end(lease)
         return None
 
     def _refuse_namesake(self, name: str, holder: AppRecord) -> m.Refused:
@@ -154,7 +154,9 @@ class Arbiter:
     def _gpus(self, event: m.Gpus) -> None:
         there = {gpu.id: gpu for gpu in event.there}
         for gpu in self.state.gpus.keys() - there.keys():
-            self._leases.forget_gpu(gpu)
+            # Ray has removed what was on it, or will when the node is back. The token is never used again.
+            if (lease := self.state.leases.get(gpu)) is not None:
+                self.state.leases.drop(lease)
         self.state.gpus = there
 
     def _configured(self, event: m.Configured) -> None:

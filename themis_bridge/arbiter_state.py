@@ -116,7 +116,7 @@ class ArbiterState:
         seconds, self._unaccounted = self._unaccounted, 0.0
         if not seconds:
             return
-        held = Counter(lease.app for lease in self.leases if lease.held)
+        held = Counter(lease.app for lease in self.leases if not lease.waits)
         share = crowding(self.apps)
         for name, app in self.apps.items():
             app.crowd += seconds * share[name]
@@ -213,17 +213,16 @@ class ArbiterState:
     def take_report(self, name: str) -> None:
         """Compute an app's rho from its newest report, and compare that with what happened, once.
 
-        One that came long ago is not compared: the app has worked since, and could not say so.
+        It is to be new: an app that has worked since could not say so.
         """
         app = self.apps[name]
-        new = not app.compared and self.clock - app.heard <= self.settings.answer_s
-        app.compared = app.compared or new
+        new, app.compared = not app.compared, True
         held = {lease.token: self.gpus[lease.gpu] for lease in self.leases.of(name)}
         app.take_report(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
 
-    def worth(self, name: str, held: int | None = None) -> Valuation | Endless:
-        """What GPUs are worth to an app now. ``held``: how many it holds; None: those of its leases."""
-        app, held = self.apps[name], len(self.leases.of(name)) if held is None else held
+    def worth(self, name: str) -> Valuation | Endless:
+        """What GPUs are worth to an app now."""
+        app, held = self.apps[name], len(self.leases.of(name))
         return app.worth(self.reports[name], held, len(self.gpus), self.clock - app.joined, self.contention(name))
 
     # --- questions
@@ -251,7 +250,7 @@ class ArbiterState:
         return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
-        return [each for each in self.leases if each.held and self.user_of(each.app) == user]
+        return [each for each in self.leases if not each.waits and self.user_of(each.app) == user]
 
     def weights(self) -> Mapping[str, float]:
         """User -> his weight by the settings and, with a half-life, by what he had in the past."""
@@ -274,7 +273,7 @@ class ArbiterState:
     def barred(self, gpu: str) -> frozenset[str]:
         """The apps that must not be granted the GPU now: those that ask for as much as the one that waits there."""
         lease = self.leases.get(gpu)
-        if lease is None or not lease.idle:
+        if lease is None or not lease.waits:
             return frozenset()
         least = self.apps[lease.app].bundle.items()
         return frozenset(
@@ -283,23 +282,19 @@ class ArbiterState:
             if all(each.bundle.get(resource, 0.0) >= amount for resource, amount in least)
         )
 
-    def gangs(self) -> dict[str, int]:
-        """App -> how many GPUs of one machine it needs at once, for the apps that need several."""
-        return {name: app.together for name, app in self.apps.items() if app.together > 1}
-
     def user_of(self, app: str) -> str:
         return self.apps[app].user or app
 
     def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
         """Whether the holder keeps the GPU whatever comes of a round on ``offer``."""
-        return lease.held and lease.gpu not in offer and lease.heir is None and not lease.ending
+        return not lease.waits and lease.gpu not in offer and not lease.ending
 
     def offerable(self, recalled: Container[str] = ()) -> dict[str, Gpu]:
         """GPUs that can be auctioned now: free for at least one app, or under a lease that is on offer or recalled."""
         found = {}
         for name, gpu in self.gpus.items():
             lease = self.leases.get(name)
-            if lease is None or lease.idle:
+            if lease is None or lease.waits:
                 if not self.apps.keys() <= self.barred(name):
                     found[name] = gpu
             elif name in recalled or lease.on_offer(self.clock, self.settings.notice_s):

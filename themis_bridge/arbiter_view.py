@@ -71,15 +71,9 @@ def shown_rho(state: ArbiterState, name: str) -> float | None:
 def why_it_waits(state: ArbiterState, name: str) -> str:
     """In one line, why the app has fewer GPUs than it could use; "" if it has not."""
     app = state.apps[name]
-    if app.rho is None:
-        return f"it has not reported yet; {_missing(state, name)}"
-    return _missing(state, name) if app.wanted > len(state.leases.of(name)) else ""
-
-
-def _missing(state: ArbiterState, name: str) -> str:
-    """Why the app has no further GPU now."""
-    user = state.user_of(name)
-    together = state.apps[name].together
+    if app.rho is not None and app.wanted <= len(state.leases.of(name)):
+        return ""
+    user, together = state.user_of(name), app.together
     if state.quota_left(user) < together:
         short = "is used up" if together == 1 else f"has no room for the {together} devices that it needs at once"
         return f"the quota of user {user!r}, {state.settings.quotas[user]} devices, {short}"
@@ -89,7 +83,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     full = sum(name in state.barred(gpu) for gpu in state.gpus)
     if full:
         return f"Ray has no room for what it needs beside {full} devices that no job has; a reservation waits for it"
-    free = [gpu for gpu in state.gpus if (lease := state.leases.get(gpu)) is None or lease.idle]
+    free = list(filter(state.leases.is_free, state.gpus))
     if whole_gangs(map(state.gpus.__getitem__, free), together):
         return f"{len(free)} devices are free and about to be offered"
     if together > 1 and not whole_gangs(state.gpus.values(), together):
@@ -100,7 +94,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     ends = [
         max(state.clock, lease.expires - state.settings.notice_s)
         for lease in state.leases
-        if lease.app != name and lease.held and not lease.ending
+        if lease.app != name and not lease.waits and not lease.ending
     ]
     if not ends:
         return "all other devices change hands now"

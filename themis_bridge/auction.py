@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -22,6 +22,8 @@ from themis_bridge.locality import Gpu
 from themis_bridge.winner_determination import EQUAL, SOLVE_S, BidderRows, WinnerDetermination
 
 Gpus = frozenset[Any]
+#: (kind, machine) -> its GPUs on offer.
+Free = dict[tuple[str, str], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,7 @@ class Shaped:
 
     def __init__(self, where: Mapping[Any, Gpu]):
         self._where = where
-        #: (kind, machine) -> its GPUs on offer.
-        self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._free: Free = defaultdict(list)
         for gpu in sorted(where, key=str):
             self._free[where[gpu].kind, where[gpu].machine].append(gpu)
         self._places = list(self._free)
@@ -229,42 +230,30 @@ class Shaped:
             for (kind, size), number in self.pieces(won[bid.app], bid.gang).items():
                 todo[size].append((bid.app, kind, number))
         for size in sorted(todo, reverse=True):
-            elsewhere = []
+            missing = []
             for app, kind, number in todo[size]:
-                there = self._take_own_pieces(kind, size, number, won[app], free)
-                got[app] += there
-                elsewhere.append((app, kind, number - len(there) // size))
-            for app, kind, number in elsewhere:
-                got[app] += self._take_tightest_pieces(kind, size, number, got[app], free)
+                missing.append((app, kind, number - self._take(kind, size, number, won[app], got[app], free)))
+            for app, kind, number in missing:
+                self._take(kind, size, number, self._number.keys(), got[app], free)
         return {app: frozenset(gpus) for app, gpus in got.items()}
 
-    def _take_own_pieces(
-        self, kind: str, size: int, most: int, row: Gpus, free: dict[tuple[str, str], list[Any]]
-    ) -> list[Any]:
-        """The GPUs of up to ``most`` pieces, all of the row itself; they are removed from ``free``."""
-        taken: list[Any] = []
-        for number in sorted({self._number[gpu] for gpu in row}):
-            place = self._places[number]
-            if place[0] == kind:
-                own = [gpu for gpu in free[place] if gpu in row]
-                own = own[: min(len(own) // size, most - len(taken) // size) * size]
-                taken += own
-                free[place] = [gpu for gpu in free[place] if gpu not in own]
-        return taken
+    def _take(self, kind: str, size: int, number: int, among: Set[Any], got: list[Any], free: Free) -> int:
+        """Add up to ``number`` pieces, all of GPUs ``among`` these, to ``got``. Returns how many there were.
 
-    def _take_tightest_pieces(
-        self, kind: str, size: int, number: int, got: Sequence[Any], free: dict[tuple[str, str], list[Any]]
-    ) -> list[Any]:
-        """The GPUs of so many pieces: where least is left over, and first in racks where the app ``got`` others."""
-        racks, taken = {self._where[gpu].rack for gpu in got}, list[Any]()
-        while len(taken) < number * size:
-            rooms = {place: len(gpus) for place, gpus in free.items() if place[0] == kind and len(gpus) >= size}
-            far = {place: self._where[free[place][0]].rack not in racks for place in rooms}
+        They are taken from ``free``: first in racks where the app has others, and where least is left over.
+        """
+        racks, left = {self._where[gpu].rack for gpu in got}, number
+        own = {place: [gpu for gpu in gpus if gpu in among] for place, gpus in free.items() if place[0] == kind}
+        while left and (rooms := {place: len(gpus) for place, gpus in own.items() if len(gpus) >= size}):
+            far = {place: self._where[own[place][0]].rack not in racks for place in rooms}
             _, _, room, place = min((far[place], room % size, room, place) for place, room in rooms.items())
-            most = min(number * size - len(taken), room // size * size)
-            taken, free[place] = taken + free[place][:most], free[place][most:]
+            pieces = min(left, room // size)
+            taken, own[place] = own[place][: pieces * size], own[place][pieces * size :]
+            free[place] = [gpu for gpu in free[place] if gpu not in taken]
+            got += taken
             racks.add(self._where[taken[-1]].rack)
-        return taken
+            left -= pieces
+        return number - left
 
     def densest(self, won: Gpus) -> list[Any]:
         """The GPUs in an order of which any beginning is dense: machines with most of them come first."""

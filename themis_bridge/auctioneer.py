@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
@@ -19,7 +19,7 @@ from themis_bridge.bids import Endless, make_bid
 from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.locality import Gpu, cut_in_gangs
-from themis_bridge.policy import Need, Outcome, Policy, Situation, Themis, tie_break, whole
+from themis_bridge.policy import Need, Policy, Situation, tie_break, whole
 from themis_bridge.preemption import leases_to_recall
 from themis_bridge.settings import NO_QUOTA
 from themis_bridge.winner_determination import EQUAL
@@ -31,11 +31,11 @@ class Auctioneer:
     """See the module.
 
     leases: makes and ends the leases.
-    policy: None for Themis with the f of the settings, whatever that is at the time.
+    policy: makes the policy with the f of the settings, whatever that is at the time.
     """
 
-    def __init__(self, state: ArbiterState, leases: LeaseManager, policy: Policy | None = None):
-        self._state, self._leases, self._given = state, leases, policy
+    def __init__(self, state: ArbiterState, leases: LeaseManager, policy: Callable[[float], Policy]):
+        self._state, self._leases, self._policy = state, leases, policy
         #: What the next round may be about: as of the last round, and when it comes although nothing has changed, s.
         self._seen: Any = None
         self._again = 0.0
@@ -67,8 +67,7 @@ class Auctioneer:
     def _subject(self) -> Any:
         """Who takes part, by which settings, and which GPUs are free for whom."""
         state = self._state
-        free = [name for name in state.gpus if (lease := state.leases.get(name)) is None or lease.idle]
-        barred = {name: state.barred(name) for name in free}
+        barred = {name: state.barred(name) for name in filter(state.leases.is_free, state.gpus)}
         return {name: app.session for name, app in state.apps.items()}, state.settings, barred
 
     def advance(self) -> None:
@@ -77,8 +76,10 @@ class Auctioneer:
         # After a restart of the arbiter, apps have to say first how things are.
         if state.clock < self.due or (state.apps.keys() - state.reports.keys() and self._began > oldest):
             return
-        apps, recalled = self._here(), set[str]()
-        failed = {name for name in apps if state.apps[name].rho is None and not self._take_report(name, recalled)}
+        recalled = set[str]()
+        # Those that are new come first: for them leases are recalled by the order of the last round.
+        here = sorted(self._here(), key=lambda name: state.apps[name].rho is not None)
+        apps = [name for name in here if self._take_report(name, recalled)]
         offer = state.offerable(recalled)
         # A round is about GPUs that the same apps may have.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
@@ -86,7 +87,7 @@ class Auctioneer:
             groups.setdefault(state.barred(name), {})[name] = offer[name]
         for barred, part in groups.items():
             state.rounds += 1
-            self._clear(part, [app for app in apps if app not in barred | failed], recalled)
+            self._clear(part, [app for app in apps if app not in barred], recalled)
         if groups:
             self._seen, self._again = self._subject(), state.clock + state.settings.retry_s
 
@@ -94,7 +95,7 @@ class Auctioneer:
         """Take an app's newest report, and recall leases for it if it is new. Returns whether it can take part."""
         state, record = self._state, self._state.apps[app]
         try:
-            if record.rho is None and self._policy.recalls:
+            if record.rho is None and self._policy(state.settings.f).recalls:
                 recalled.update(leases_to_recall(app, state, recalled))
             state.take_report(app)
         except Exception:
@@ -109,59 +110,49 @@ class Auctioneer:
 
     def _clear(self, offer: dict[str, Gpu], apps: list[str], recalled: set[str]) -> None:
         """Clear one offer. ``apps``: those that may have its GPUs. ``recalled``: GPUs whose notice has not begun."""
-        state, outcome = self._state, Outcome()
-        aside: dict[str, str] = {}
-        rest = offer
+        state = self._state
+        aside = grants = dict[str, str]()
         try:
-            apps = [app for app in apps if self._take_report(app, recalled)]
-            aside = set_aside(state, apps, offer)
+            grants = aside = set_aside(state, apps, offer)
             rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
             if rest and apps:
-                outcome = self._decided(self._situation(rest, aside, apps))
+                situation, policy = self._situation(rest, aside, apps), self._policy(state.settings.f)
+                bids = {}
+                for app in policy.bidders(situation):
+                    # It says what the app would with its report, as far as that is believed.
+                    held, own = situation.held[app], {lease.gpu for lease in state.leases.of(app)}
+                    bids[app] = make_bid(app, state.worth(app), held, rest.values(), situation.quota.get(app), own)
+                grants = aside | whole(situation, policy.decide(situation, bids))
         except Exception:
             # If this round were not ended, no other one could ever be.
             logger.exception("themis: round %d failed; nothing is leased in it", state.rounds)
             self.failed += 1
-        for gpu in (*aside, *rest):
-            self._settle(gpu, aside.get(gpu) or outcome.grants.get(gpu), gpu in recalled)
-        for app in sorted(state.gangs()):
+        for gpu in dict.fromkeys((*aside, *offer)):
+            self._settle(gpu, grants.get(gpu), gpu in recalled)
+        for app in state.apps:
             self._leases.align_ends(app)
-
-    def _decided(self, situation: Situation) -> Outcome:
-        """Let apps bid, and decide. An app's bid says what it would with its report, as far as that is believed."""
-        state, bids = self._state, {}
-        for app in self._policy.bidders(situation):
-            held, own = situation.held[app], {lease.gpu for lease in state.leases.of(app)}
-            worth = state.worth(app, len(held))
-            bids[app] = make_bid(app, worth, held, situation.offer.values(), situation.quota.get(app), own)
-        return whole(situation, self._policy.decide(situation, bids))
 
     def _settle(self, gpu: str, winner: str | None, recalled: bool) -> None:
         """Grant a GPU that is free, renew its lease, or promise it to its next holder."""
         state, lease = self._state, self._state.leases.get(gpu)
-        if lease is None:
+        if lease is None or lease.waits:
             # His leases that no app has won count until they end.
             if winner is not None and state.quota_left(state.user_of(winner)) > 0:
+                # A reservation that waits makes way for that of an app that needs less beside the GPU.
+                if lease is not None:
+                    state.leases.drop(lease)
                 self._leases.grant_gpu(gpu, winner)
-            return
-        if lease.idle:
-            # An app that needs less beside the GPU has it as soon as the reservation that waits is gone.
-            lease.closing, lease.heir = winner is not None, winner
             return
         # A recalled lease that stays with its holder keeps the end that it had. Without a winner nothing is promised:
         # the lease is offered again, and at its end the GPU is free.
         if winner == lease.app and not recalled:
-            lease.expires = self._leases.next_end(gpu, lease.expires, bool(state.gangs()))
+            lease.expires = self._leases.next_end(gpu, lease.expires)
         elif winner not in (None, lease.app):
             lease.heir, lease.ending = winner, True
             if recalled:
                 lease.expires = min(lease.expires, state.clock + state.settings.notice_s)
 
     # --- helpers
-
-    @property
-    def _policy(self) -> Policy:
-        return self._given or Themis(self._state.settings.f)
 
     def _situation(self, offer: Mapping[str, Gpu], aside: Mapping[str, str], apps: Iterable[str]) -> Situation:
         """The facts for the policy. ``aside``: GPU -> the app to whose reserve it goes."""
@@ -181,10 +172,10 @@ class Auctioneer:
             wanted = {record.wanted: 1} if record.wanted else {}
             left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)
             rho, best = (record.rho or 0.0) * factor, record.best * factor
-            needs[app] = Need(rho, worth.useful, worth.gang, best, left, report)
-        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
-        joined = {app: state.apps[app].joined for app in needs}
-        return Situation(needs, held, offer, holder, self._quotas(needs, held), joined, state.rounds, state.gangs())
+            tie = tie_break(app, record.joined, state.rounds)
+            needs[app] = Need(rho, worth.useful, worth.gang, best, left, report, record.together, tie)
+        holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and not lease.waits}
+        return Situation(needs, held, offer, holder, self._quotas(needs, held))
 
     def _quotas(self, needs: Mapping[str, Need], held: Mapping[str, tuple[Gpu, ...]]) -> dict[str, int]:
         """App -> the most GPUs that it may hold, for the apps of a user who has a quota or several apps.
@@ -195,8 +186,7 @@ class Auctioneer:
         """
         state = self._state
         own: dict[str, list[str]] = defaultdict(list)
-        joined = {app: state.apps[app].joined for app in needs}
-        for app in sorted(needs, key=lambda app: (-needs[app].rho, tie_break(app, joined[app], state.rounds))):
+        for app in sorted(needs, key=lambda app: (-needs[app].rho, needs[app].tie)):
             own[state.user_of(app)].append(app)
         most = {
             user: min(sum(needs[app].useful for app in apps), state.settings.quotas.get(user, NO_QUOTA))
@@ -211,7 +201,7 @@ class Auctioneer:
             left -= sum(len(held[app]) for app in apps)
             for app in apps:
                 more = max(0, min(left, needs[app].useful - len(held[app])))
-                together = state.apps[app].together
+                together = needs[app].together
                 more -= more % together
                 if left > 0 and user not in state.settings.quotas and not any(held[each] for each in apps):
                     # A share that is less than a gang must not keep a user of several apps from ever having one.
@@ -235,7 +225,7 @@ def set_aside(state: ArbiterState, apps: Iterable[str], offer: Mapping[str, Gpu]
         app = lease.app if state.is_kept(lease, offer) else lease.heir
         if app in owed:
             owed[app] -= 1
-    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and lease.held}
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer and not lease.waits}
     aside: dict[str, str] = {}
     for app in here:
         own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from themis_bridge.auction import Bid, shape
-from themis_bridge.fairness import JobInfo, endless_rho, kinds_of
+from themis_bridge.fairness import endless_rho
 from themis_bridge.locality import GUESSES, Gpu, Phase, whole_gangs
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
@@ -43,30 +43,27 @@ class Valuation:
     together: how many GPUs of one machine each trial needs at once, see `messages.Heard`; others are of no use.
     """
 
-    phases: Sequence[Sequence[JobInfo] | Phase]
+    phases: Sequence[Phase]
     elapsed: float
     independent: float
     across: tuple[float, float] = GUESSES
     most: int | None = None
     together: int = 1
 
-    def __post_init__(self) -> None:
-        self._phases = [jobs if isinstance(jobs, Phase) else Phase(kinds_of(jobs)) for jobs in self.phases]
-
     @property
     def work(self) -> float:
         """All work left, GPU seconds."""
-        return sum(phase.work for phase in self._phases)
+        return sum(phase.work for phase in self.phases)
 
     @property
     def demand(self) -> int:
         """The most GPUs that any phase left can use."""
-        return max((phase.demand for phase in self._phases), default=0)
+        return max((phase.demand for phase in self.phases), default=0)
 
     @property
     def useful(self) -> int:
         """The most GPUs that the running phase can use; more would idle until the next phase."""
-        useful = next((phase.demand for phase in self._phases if phase.work), 0)
+        useful = next((phase.demand for phase in self.phases if phase.work), 0)
         if self.most is not None:
             useful = min(useful, self.most)
         return useful - useful % self.together
@@ -74,7 +71,7 @@ class Valuation:
     @property
     def gang(self) -> int:
         """The widest job's GPUs, rounded up to a power of two."""
-        width = max((phase.widest for phase in self._phases), default=1)
+        width = max((phase.widest for phase in self.phases), default=1)
         return 1 << (width - 1).bit_length()
 
     def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
@@ -90,7 +87,7 @@ class Valuation:
         places = {gpu.rack for gpu in held}.union(racks)
         across = self.across[len(places) > 1]
         counts = [count - count % self.together for count in counts]
-        return sum(phase.time(counts, across) for phase in self._phases)
+        return sum(phase.time(counts, across) for phase in self.phases)
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Finish-time fairness with those GPUs until the end; arguments as of `finish`."""

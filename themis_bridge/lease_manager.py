@@ -1,7 +1,7 @@
 """Grants and ends leases, and says what an app is told of them.
 
-A GPU is granted again only when the reservation of its last lease is known to be gone. Which app gets a GPU is decided
-in `auctioneer`.
+A lease that is over is dropped, and its heir has the GPU at once, under a lease of its own. Which app gets a GPU is
+decided in `auctioneer`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.leases import Lease, first_length, lease_phases
+from themis_bridge.leases import Lease, lease_length, lease_phases
 from themis_bridge.locality import whole_gangs
 
 #: Bytes of a digest of leases. No two states of an app's leases have the same one.
@@ -26,13 +26,11 @@ def leases_of(state: ArbiterState, name: str) -> m.Leases:
     views = tuple(
         m.LeaseView(state.gpus[each.gpu], each.token, each.group, each.ending, each.expires - state.clock)
         for each in leases
-        if each.group and each.gpu in state.gpus
+        if each.group
     )
     promised = 0
     if app.together > 1:
-        promised = sum(each.heir == name for each in state.leases) + sum(
-            not each.group for each in leases
-        )
+        promised = sum(each.heir == name for each in state.leases) + sum(not each.group for each in leases)
     # A token says which GPU it is, and which group.
     shown = repr((promised, [(view.token, view.ending) for view in views]))
     digest = hashlib.blake2b(shown.encode(), digest_size=DIGEST_BYTES).hexdigest()
@@ -55,47 +53,46 @@ class LeaseManager:
 
     def _begin(self, lease: Lease) -> None:
         state = self._state
-        lease.expires = state.clock + first_length(self._phase(lease.gpu), state.clock, state.settings.lease_s)
-        if lease.app in state.apps:
-            state.apps[lease.app].gain_gpu()
-            self.align_ends(lease.app)
+        lease.expires = self.next_end(lease.gpu, state.clock)
+        state.apps[lease.app].gain_gpu()
+        self.align_ends(lease.app)
 
-    def _phase(self, gpu: str) -> float:
-        key = tuple(self._state.gpus), bool(self._state.gangs())
+    def next_end(self, gpu: str, begins: float) -> float:
+        """When a lease that begins then, or is renewed from then on, ends: one length later, or so, at its phase.
+
+        While an app needs gangs, the leases of a machine end together, so that a gang can be won.
+        """
+        key = tuple(self._state.gpus), any(app.together > 1 for app in self._state.apps.values())
         if self._phases[0] != key:
             self._phases = key, lease_phases(self._state.gpus.values(), by_machine=key[1])
-        return self._phases[1][gpu]
-
-    def next_end(self, gpu: str, expires: float, gangs: bool) -> float:
-        """When a lease that would end at ``expires`` ends if it is renewed.
-
-        ``gangs``: an app needs gangs. The leases of a machine are then made to end together, so that one can be won.
-        """
-        length = self._state.settings.lease_s
-        if not gangs:
-            return expires + length
-        return expires + first_length(self._phase(gpu), expires, length)
+        return begins + lease_length(self._phases[1][gpu], begins, self._state.settings.lease_s)
 
     def align_ends(self, app: str) -> None:
         """Let all leases of an app that needs gangs end together on each machine, so that a gang is never torn."""
         state = self._state
-        if app not in state.apps or state.apps[app].together == 1:
+        if state.apps[app].together == 1:
             return
         machines: dict[str, list[Lease]] = defaultdict(list)
         for lease in state.leases.of(app):
-            # A GPU that has left the cluster is forgotten with the next one that is looked at.
-            if not lease.ending and lease.gpu in state.gpus:
+            if not lease.ending:
                 machines[state.gpus[lease.gpu].machine].append(lease)
         for leases in machines.values():
             end = min(lease.expires for lease in leases)
             for lease in leases:
                 lease.expires = end
 
+    def end(self, lease: Lease) -> None:
+        """The lease is over. Its heir has the GPU, if it still has a use for it."""
+        self._state.leases.drop(lease)
+        if lease.heir in self._state.apps and self._could_use(lease.heir):
+            self.grant_gpu(lease.gpu, lease.heir)
+
     def take_all_from(self, app: str) -> None:
         """The app is gone or away: end all its leases, and all promises to it."""
-        for lease in self._state.leases:
-            lease.closing = lease.closing or lease.app == app
+        for lease in list(self._state.leases):
             lease.heir = None if lease.heir == app else lease.heir
+            if lease.app == app:
+                self.end(lease)
 
     def end_leases_over_quota(self, user: str) -> None:
         """Let leases beyond the user's quota end without renewal."""
@@ -103,44 +100,13 @@ class LeaseManager:
         for lease in self._state.leases_of_user(user)[: max(0, over)]:
             lease.ending, lease.heir = True, None
 
-    def close_expired(self) -> None:
+    def end_expired(self) -> None:
         """End what is over. A reservation that waits is withdrawn when its app has no more use for the GPU."""
-        for lease in self._state.leases:
-            over = not self._could_use(lease.app) if lease.idle else self._state.clock >= lease.expires
-            lease.closing = lease.closing or over
+        for lease in list(self._state.leases):
+            if not self._could_use(lease.app) if lease.waits else self._state.clock >= lease.expires:
+                self.end(lease)
 
-    # --- what agents and Ray say of reservations
-
-    def forget_gpu(self, gpu: str) -> None:
-        lease = self._state.leases.get(gpu)
-        if lease is not None:
-            # Ray has removed what was on it, or will when the node is back. The token is never used again.
-            self._state.leases.drop(lease)
-
-    def give_up(self, app: str, gpu: str, token: int) -> None:
-        """The app has left the GPU before that lease ended."""
-        lease = self._state.leases.current(gpu, token)
-        if lease is not None and lease.app == app:
-            lease.closing = True
-
-    def end_closed(self, event: m.Removed) -> None:
-        """A reservation is gone, as is told again and again: the GPU goes to its heir or is free.
-
-        What waits makes way for all heirs on its machine: Ray would give it their room, as it was asked for first.
-        """
-        state, gpu = self._state, event.gpu
-        lease = state.leases.current(gpu, event.token)
-        if lease is None:
-            return
-        heir, machine = lease.heir, state.gpus[gpu].machine
-        beside = [each for each in state.leases if state.gpus[each.gpu].machine == machine]
-        if lease.waits and heir is None and any(each.heir and not each.waits for each in beside):
-            return
-        state.leases.drop(lease)
-        if heir in state.apps and self._could_use(heir):
-            for each in beside:
-                each.closing = each.closing or each.waits
-            self.grant_gpu(gpu, heir)
+    # --- what Ray says of reservations
 
     def _could_use(self, name: str) -> bool:
         """Whether the app may have one more GPU, and has a use for it by its latest report."""
@@ -149,51 +115,47 @@ class LeaseManager:
         keeps = [state.gpus[each.gpu] for each in state.leases.of(name) if not each.ending]
         return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(name)) > 0
 
-    def note_reserved(self, event: m.Reserved) -> None:
-        """A reservation was made: from now on its app is told of the lease."""
+    def note_reservation(self, event: m.Reservation) -> None:
+        """A reservation was made, and its app is told of the lease; or it waits, and is withdrawn if it is to end."""
         lease = self._state.leases.current(event.gpu, event.token)
-        if lease is not None:
+        if lease is None:
+            return
+        if event.group:
             self._take_group(lease, event.group)
+        elif lease.ending and not lease.group:
+            self.end(lease)
+        else:
+            lease.waits = not lease.group
 
     def _take_group(self, lease: Lease, group: str) -> None:
         lease.group = group
-        if group and lease.idle:
+        if group and lease.waits:
             # The app may have won other GPUs meanwhile.
-            lease.closing = not self._could_use(lease.app)
+            if not self._could_use(lease.app):
+                self.end(lease)
+                return
             lease.waits = False
             self._begin(lease)
 
-    def note_no_room(self, event: m.NoRoom) -> None:
-        """A reservation waits in Ray's queue. That of a lease that is not renewed is withdrawn instead."""
-        lease = self._state.leases.current(event.gpu, event.token)
-        if lease is not None and not lease.group:
-            lease.waits, lease.closing = not lease.ending, lease.closing or lease.ending
-
     # --- restart
 
-    def reconcile(self, reserved: Mapping[str, tuple[str, int, str]], adopt: bool) -> None:
+    def reconcile(self, reserved: Mapping[tuple[str, str, int], str], adopt: bool) -> None:
         """Make the leases of the books and the reservations that exist agree.
 
-        ``reserved``: as of `Arbiter.restored`. ``adopt``: whether reservations that are not in the books
-        become leases; otherwise they are removed.
+        ``reserved``: as of `Arbiter.restored`. ``adopt``: whether they become leases.
         """
         state = self._state
         for lease in list(state.leases):
-            # The reservation may have existed and be gone again; a token must not be reserved twice.
-            if lease.gpu not in state.gpus or lease.gpu not in reserved:
+            # Of one whose group was never known to be made, nobody was told; Ray is asked for it again.
+            if lease.gpu not in state.gpus or (lease.group and lease.key not in reserved):
                 state.leases.drop(lease)
-        for gpu, (app, token, group) in reserved.items():
-            known = state.leases.get(gpu)
-            if known is not None and known.token == token:
-                # Ray may have made it since it was said to wait.
-                self._take_group(known, group)
-                continue
-            if known is not None:
-                # The books have a newer lease, but the reservation of an older one still exists: close that first.
-                state.leases.drop(known)
-            lease = Lease(gpu, app, token, state.clock + state.settings.lease_s, group=group)
-            state.leases.add(lease)
-            if known is not None or not adopt:
-                lease.closing = True
-            elif app not in state.apps:
-                state.apps[app] = AppRecord("", state.clock, state.clock)
+        for lease in list(state.leases):
+            # Ray may have made it since it was said to wait.
+            self._take_group(lease, reserved.get(lease.key, ""))
+        # Of two groups of one GPU, the one with the smaller token was being removed.
+        for (app, gpu, token), group in sorted(reserved.items(), key=lambda each: each[0][2]) if adopt else ():
+            if gpu in state.gpus:
+                if (older := state.leases.get(gpu)) is not None:
+                    state.leases.drop(older)
+                state.leases.add(Lease(gpu, app, token, state.clock + state.settings.lease_s, group=group))
+                state.apps.setdefault(app, AppRecord("", state.clock, state.clock))

@@ -1,44 +1,34 @@
 """Leases: which app holds which GPU until when, and the fencing tokens that tell an old holder from the present one.
 
-A lease is held, then closing until the reservation that was made for it is known to be gone; only then can the GPU be
-leased again. Every grant has a larger token than all grants before it. Which app gets a GPU is decided in `policy`.
+A lease that is over is dropped at once, and the GPU may be leased again. Ray is asked for its next reservation when the
+last one is gone (`shell.groups`). Every grant has a larger token than all grants before it. Which app gets a GPU is
+decided in `policy`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
 #: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
 #: the whole cluster by turns.
 END_GROUPS = 8
-#: State of a lease -> the states that may follow; after each of them it may be gone. docs/arbiter.md draws it.
-STATES: Mapping[str, tuple[str, ...]] = {
-    "asked": ("waiting", "held", "ending", "closing"),
-    "waiting": ("held", "closing"),
-    "held": ("ending", "closing"),
-    "ending": ("closing",),
-    "closing": (),
-}
 
 
 @dataclass
 class Lease:
-    """One lease. Its fields are part of the format of the arbiter's books."""
+    """One lease. Its fields are part of the format of the arbiter's books. docs/arbiter.md draws its states."""
 
     gpu: str
     app: str
     token: int
     #: End on the arbiter's clock.
     expires: float
-    #: It is over, and its reservation has to be removed.
-    closing: bool = False
     #: The app that gets the GPU next; None if that is not decided.
     heir: str | None = None
     #: It will not be renewed: the holder has to leave.
@@ -49,30 +39,13 @@ class Lease:
     waits: bool = False
 
     @property
-    def state(self) -> str:
-        """One of `STATES`."""
-        if self.closing:
-            return "closing"
-        return "waiting" if self.waits else "ending" if self.ending else "held" if self.group else "asked"
-
-    @property
-    def held(self) -> bool:
-        """Whether it counts as held: it is not over, and there was room for it."""
-        return not self.closing and not self.waits
-
-    @property
-    def idle(self) -> bool:
-        """Whether another app may be granted the GPU at once: one that needs less beside it."""
-        return self.waits and not self.closing
-
-    @property
     def key(self) -> tuple[str, str, int]:
         """What its reservation is named after: app, GPU and token."""
         return self.app, self.gpu, self.token
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
         """Whether the GPU is to be auctioned: the lease's notice has begun, and no heir is decided."""
-        return self.held and not self.ending and self.expires - clock <= notice_s
+        return not self.waits and not self.ending and self.expires - clock <= notice_s
 
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
@@ -93,8 +66,8 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
     return phases
 
 
-def first_length(phase: float, now: float, length: float) -> float:
-    """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
+def lease_length(phase: float, now: float, length: float) -> float:
+    """Seconds of a GPU's lease from ``now`` on, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
 
     ``phase``: as of `lease_phases`. ``length``: seconds of an ordinary lease; may be infinite.
     """
@@ -108,7 +81,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
-        #: App -> its leases by GPU, those that it does not hold among them.
+        #: App -> its leases by GPU, those that wait among them.
         self._of: dict[str, dict[str, Lease]] = {}
         #: The largest token ever given.
         self.token = 0
@@ -120,13 +93,13 @@ class LeaseTable:
         return self._leases.get(gpu)
 
     def is_free(self, gpu: str) -> bool:
-        """Whether nobody holds the GPU or is promised it. What is on it may be about to end."""
+        """Whether nobody holds the GPU. A reservation may wait for it."""
         lease = self._leases.get(gpu)
-        return lease is None or (not lease.held and lease.heir is None)
+        return lease is None or lease.waits
 
     def of(self, app: str) -> list[Lease]:
-        """The leases that the app holds; those that are closing or waiting are not among them."""
-        return [lease for lease in self._of.get(app, {}).values() if lease.held]
+        """The leases that the app holds; those that wait are not among them."""
+        return [lease for lease in self._of.get(app, {}).values() if not lease.waits]
 
     def current(self, gpu: str, token: int) -> Lease | None:
         """The lease of the GPU if it has that token, else None."""
@@ -134,9 +107,7 @@ class LeaseTable:
         return lease if lease is not None and lease.token == token else None
 
     def grant(self, gpu: str, app: str, expires: float) -> Lease:
-        """Add a lease with a new token. Raises ThemisError if the GPU is leased."""
-        if gpu in self._leases:
-            raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
+        """Add a lease of a free GPU, with a new token."""
         self.token += 1
         lease = Lease(gpu, app, self.token, expires)
         self.add(lease)
@@ -147,7 +118,7 @@ class LeaseTable:
         self._leases[lease.gpu] = self._of.setdefault(lease.app, {})[lease.gpu] = lease
 
     def drop(self, lease: Lease) -> None:
-        """Remove a lease whose reservation is gone."""
+        """Remove a lease."""
         del self._leases[lease.gpu]
         own = self._of[lease.app]
         del own[lease.gpu]

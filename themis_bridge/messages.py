@@ -165,28 +165,16 @@ def _plain_kind(kind: object) -> JobKind:
 
 
 @dataclass(frozen=True)
-class Removed(Event):
-    """The reservation of a GPU under that token is gone, and nothing of it runs there any more."""
+class Reservation(Event):
+    """What has become of the reservation of a GPU under that token.
 
-    gpu: str
-    token: int
-
-
-@dataclass(frozen=True)
-class Reserved(Event):
-    """Ray has reserved the GPU under that token. ``group``: id of the placement group, in hexadecimal digits."""
+    group: id of the placement group that Ray has made, in hexadecimal digits; "": the reservation waits, because
+        something else uses the GPU, or CPUs that the app needs with it.
+    """
 
     gpu: str
     token: int
     group: str = ""
-
-
-@dataclass(frozen=True)
-class NoRoom(Event):
-    """The reservation of the GPU under that token waits: something else uses it, or CPUs that the app needs with it."""
-
-    gpu: str
-    token: int
 
 
 @dataclass(frozen=True)

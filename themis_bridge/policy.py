@@ -12,11 +12,11 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from themis_bridge.auction import Bid, Clearing, clear_auction
+from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
@@ -62,6 +62,8 @@ class Need:
     best: its rho if it had all GPUs that it could use from now on.
     left: seconds until it would end with all those GPUs.
     report: what it said itself; None: only the above is known.
+    together: how many GPUs of one machine it needs at once, see `messages.Heard`.
+    tie: its place among apps that are equal in all else.
     """
 
     rho: float
@@ -70,6 +72,8 @@ class Need:
     best: float = 0.0
     left: float = 0.0
     report: Report | None = None
+    together: int = 1
+    tie: TieBreak = (0.0, b"")
 
 
 @dataclass
@@ -86,49 +90,25 @@ class Situation:
     holder: Mapping[str, str]
     #: App -> the most GPUs that it may hold, for apps whose user has a quota.
     quota: Mapping[str, int]
-    #: App -> when it joined, s; apps that are not in it joined at 0.
-    joined: Mapping[str, float] = field(default_factory=dict)
-    #: Number of the round.
-    number: int = 0
-    #: App -> how many GPUs of one machine it needs at once, see `messages.Heard`; 1 for apps that are not in it.
-    together: Mapping[str, int] = field(default_factory=dict)
-
-    def tie_break(self, app: str) -> TieBreak:
-        return tie_break(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
         """How many GPUs of the offer the app could use beyond those that it keeps, in whole gangs."""
-        held, together = self.held[app], self.together.get(app, 1)
+        held, together = self.held[app], self.needs[app].together
         more = self.needs[app].useful - whole_gangs(held, together)
         room = max(0, min(more, self.quota.get(app, NO_QUOTA) - len(held)))
         return min(room - room % together, whole_gangs(self.offer.values(), together))
 
 
-@dataclass
-class Outcome:
-    """What a policy decided."""
-
-    #: GPU id -> the app that gets it.
-    grants: dict[str, str] = field(default_factory=dict)
-    #: The granted GPUs that their app was given without having won them.
-    leftovers: frozenset[str] = frozenset()
-    #: The auction, if there was one.
-    clearing: Clearing | None = None
-    #: GPUs that another app would have got and that stay with their holder, see `renewed`.
-    overridden: frozenset[str] = frozenset()
-
-
 class Policy(Protocol):
     """See the module. ``recalls``: whether leases are recalled for an app that joins, see `preemption`."""
 
-    @property
-    def recalls(self) -> bool: ...
+    recalls: bool
 
     def bidders(self, situation: Situation) -> list[str]:
         """The apps that bid; empty if the policy needs no bids."""
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        """Which app gets which GPU. ``bids``: of those bidders."""
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
+        """GPU -> the app that gets it. ``bids``: of those bidders."""
 
 
 @dataclass
@@ -159,13 +139,12 @@ class Themis:
         enough = bisect_left(wanted, len(situation.offer)) + 1
         return wanting[: min(most, enough)]
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        ordered = sorted(bids.values(), key=lambda bid: situation.tie_break(bid.app))
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
+        ordered = sorted(bids.values(), key=lambda bid: situation.needs[bid.app].tie)
         clearing = clear_auction(ordered, situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
-        left = share_leftover(situation, grants, bids)
-        outcome = Outcome({**grants, **left}, frozenset(left), clearing)
-        return renewed(situation, outcome) if self.renews else outcome
+        grants |= share_leftover(situation, grants, bids)
+        return renewed(situation, grants) if self.renews else grants
 
 
 def worst_first(situation: Situation) -> list[str]:
@@ -174,51 +153,44 @@ def worst_first(situation: Situation) -> list[str]:
 
     def key(app: str) -> tuple[bool, float, TieBreak]:
         need = situation.needs[app]
-        return behind(app in holding, need.rho, need.best, situation.tie_break(app))
+        return behind(app in holding, need.rho, need.best, need.tie)
 
     return sorted((app for app in situation.needs if situation.wants(app) > 0), key=key)
 
 
-def whole(situation: Situation, outcome: Outcome) -> Outcome:
-    """The outcome without the GPUs that would be of no use to their winner, because its gang is not whole.
+def whole(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
+    """The grants without the GPUs that would be of no use to their winner, because its gang is not whole.
 
     Some GPUs of a gang may stay with their holders. Then the others stay, too; those that are free are offered again.
     """
-    useless = _useless(situation, outcome.grants)
-    if not useless:
-        return outcome
+    useless = _useless(situation, grants)
     stay = {gpu: app for gpu in useless if (app := situation.holder.get(gpu, "")) in situation.needs}
-    grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless} | stay
-    for gpu in _useless(situation, grants):
-        del grants[gpu]
-    return replace(
-        outcome,
-        grants=grants,
-        leftovers=outcome.leftovers - set(useless),
-        overridden=(outcome.overridden | stay.keys()) & grants.keys(),
-    )
+    final = {gpu: app for gpu, app in grants.items() if gpu not in useless} | stay
+    for gpu in _useless(situation, final):
+        del final[gpu]
+    return final
 
 
 def _useless(situation: Situation, grants: Mapping[str, str]) -> list[str]:
     """The GPUs beyond whole gangs that apps would get which need gangs."""
     useless: list[str] = []
-    for app, together in situation.together.items():
+    for app, need in situation.needs.items():
         # What it holds already stays in the gang that it is in.
         own = [(situation.holder.get(gpu) != app, gpu) for gpu, winner in grants.items() if winner == app]
-        _, torn = cut_in_gangs({gpu: situation.offer[gpu].machine for _, gpu in sorted(own)}, together)
+        _, torn = cut_in_gangs({gpu: situation.offer[gpu].machine for _, gpu in sorted(own)}, need.together)
         useless += torn
     return useless
 
 
-def renewed(situation: Situation, outcome: Outcome) -> Outcome:
-    """The outcome with each GPU left to its holder whose loss would harm him more than the gain would help the winner.
+def renewed(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
+    """The grants with each GPU left to its holder whose loss would harm him more than the gain would help the winner.
 
     Only a few GPUs are auctioned at a time and only a few apps bid, so most holders cannot defend their GPUs. Without
     this rule two equal apps would take a GPU from each other for ever. A GPU stays if its holder would be worse off
     without it than the winner is now. The holder's last GPU never stays, so that apps take turns where there are more
     apps than GPUs. GPUs of one machine stay or go by whole gangs, because half a gang is slow for both apps.
     """
-    final, grants = dict(outcome.grants), outcome.grants
+    final = dict(grants)
     count = Counter(situation.holder.values())
     for app, gpus in situation.held.items():
         count[app] += len(gpus)
@@ -238,7 +210,7 @@ def renewed(situation: Situation, outcome: Outcome) -> Outcome:
                 size = 1
             part, left = left[:size], left[size:]
             keeps = count[holder] - size
-            keeps -= keeps % situation.together.get(holder, 1)
+            keeps -= keeps % theirs.together
             worse = keeps and theirs.rho * count[holder] / keeps > other.rho
             if worse and rooms[holder] >= size:
                 final.update(dict.fromkeys(part, holder))
@@ -246,8 +218,7 @@ def renewed(situation: Situation, outcome: Outcome) -> Outcome:
                 rooms[winner] += size
             else:
                 count[holder] -= size
-    stay = frozenset(gpu for gpu, app in grants.items() if final[gpu] != app)
-    return Outcome(final, outcome.leftovers - stay, outcome.clearing, stay)
+    return final
 
 
 def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
@@ -283,7 +254,7 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
             free, key=lambda m: (len(free[m]) < size, -near[m], -min(size, own[m]), abs(len(free[m]) - size), m)
         )
         chosen = sorted(free[machine], key=lambda gpu: (situation.holder.get(gpu) != app, gpu))[:size]
-        if len(chosen) % situation.together.get(app, 1):
+        if len(chosen) % situation.needs[app].together:
             return False
         for gpu in chosen:
             given[gpu] = app
@@ -295,12 +266,12 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     waited = [app for app, need in situation.needs.items() if need.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
-    for app in sorted(empty, key=lambda app: (-situation.needs[app].best, situation.tie_break(app))):
+    for app in sorted(empty, key=lambda app: (-situation.needs[app].best, situation.needs[app].tie)):
         if free and situation.wants(app) > 0:
             give(app)
     others = situation.needs.keys() - bids.keys()
-    longest = sorted(others, key=lambda app: (-situation.needs[app].left, situation.tie_break(app)))
-    for app in longest + sorted(bids, key=lambda app: (-situation.needs[app].rho, situation.tie_break(app))):
+    longest = sorted(others, key=lambda app: (-situation.needs[app].left, situation.needs[app].tie))
+    for app in longest + sorted(bids, key=lambda app: (-situation.needs[app].rho, situation.needs[app].tie)):
         while free and situation.wants(app) > got[app] and give(app):
             pass
     return given

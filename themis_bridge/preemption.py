@@ -8,8 +8,8 @@ benchmarks/themis.md says what it gains.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Mapping
 
 from themis_bridge.app_record import crowding
 from themis_bridge.arbiter_state import ArbiterState
@@ -32,13 +32,14 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
     reserve = {name: settings.reserves.get(name, 0) for name in apps}
     share = {name: max(1, len(gpus) // crowd, reserve[name]) for name, crowd in crowding(apps).items()}
     beyond = max(0, share[newcomer] - reserve[newcomer])
+    # GPUs that it may have without a recall of its own.
+    free = {gpu for gpu in gpus if gpu in recalled or (leases.is_free(gpu) and newcomer not in state.barred(gpu))}
     need = min(share[newcomer], settings.quotas.get(apps[newcomer].user or newcomer, NO_QUOTA))
+    need -= len(free) + len(leases.of(newcomer))
     held: dict[str, list[Lease]] = {}
-    for gpu in gpus:
-        lease = leases.get(gpu)
-        if lease is None or leases.is_free(gpu) or gpu in recalled or lease.app == newcomer:
-            need -= 1
-        elif lease.held and not lease.ending and not lease.on_offer(state.clock, settings.notice_s):
+    for lease in leases:
+        kept = lease.gpu in recalled or lease.app == newcomer or lease.waits or lease.ending
+        if not kept and not lease.on_offer(state.clock, settings.notice_s):
             held.setdefault(lease.app, []).append(lease)
     # An app that has not reported its rho yet gives nothing.
     weights = state.weights()
@@ -52,9 +53,8 @@ def leases_to_recall(newcomer: str, state: ArbiterState, recalled: Container[str
     order = sorted(held.keys() & rho.keys(), key=ahead)
     together = apps[newcomer].together
     if together > 1:
-        spare = {app: held[app] for app in order}
         allowed = {app: len(held[app]) - share[app] for app in order}
-        return _gangs_to_recall(together, need, state, spare, allowed, recalled)
+        return _gangs_to_recall(together, need, state, {app: held[app] for app in order}, allowed, free)
     for app in order:
         number = Counter(gpus[lease.gpu].machine for lease in held[app])
         # The machines on which the holder has most go first: they can be won whole, and it keeps others whole.
@@ -75,18 +75,15 @@ def _gangs_to_recall(
     state: ArbiterState,
     held: Mapping[str, list[Lease]],
     allowed: dict[str, int],
-    recalled: Container[str],
+    there: Collection[str],
 ) -> list[str]:
     """The GPUs to recall for a newcomer that needs ``together`` GPUs of one machine at once.
 
-    ``need``: GPUs that it is to win beyond those that are free. ``held``: app -> its leases that may be recalled; the
-    apps that give first come first. ``allowed``: app -> how many of these it gives at most.
+    ``need``: GPUs that it is to win beyond those that are ``there`` for it. ``held``: app -> its leases that may be
+    recalled; the apps that give first come first. ``allowed``: app -> how many of these it gives at most.
     """
-    gpus, machines = state.gpus, dict[str, list[Lease]]()
-    free: Counter[str] = Counter()
-    for gpu in gpus.values():
-        free[gpu.machine] += gpu.id in recalled or state.leases.is_free(gpu.id)
-        machines.setdefault(gpu.machine, [])
+    gpus, machines = state.gpus, defaultdict[str, list[Lease]](list)
+    free = Counter(gpus[gpu].machine for gpu in there)
     for lease in (lease for own in held.values() for lease in own):
         machines[gpus[lease.gpu].machine].append(lease)
     need += free.total()

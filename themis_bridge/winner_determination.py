@@ -64,8 +64,8 @@ class WinnerDetermination:
     """The problem for a set of bidders and resources. Every bidder must have a row that uses nothing.
 
     capacity: by resource, how much there is.
-    seconds: limit of a single solution; at the limit a selection is returned that no exchange of one row improves, and
-        its ``bound`` says how good it is.
+    seconds: limit of a single solution; at the limit the relaxation's, rounded, is returned, and its ``bound`` says how
+        good it is.
     """
 
     def __init__(self, bidders: Sequence[BidderRows], capacity: Sequence[int], seconds: float = SOLVE_S):
@@ -100,8 +100,7 @@ class WinnerDetermination:
         solution = self._solver.getSolution()
         reduced, share = np.asarray(solution.col_dual), np.asarray(solution.col_value)
         bound = -self._solver.getInfo().objective_function_value
-        near = [self._improved(each, there) for each in (self._rounded(share), columns)]
-        columns = max(near, key=lambda each: math.fsum(self._values[each]))
+        columns = max(self._rounded(share), columns, key=lambda each: math.fsum(self._values[each]))
         value = math.fsum(self._values[columns])
         if value < bound - EQUAL:
             # A row whose reduced cost exceeds the gap is in no better selection.
@@ -140,22 +139,6 @@ class WinnerDetermination:
                 columns[bidder] = column
                 left -= self._uses[column]
         return columns
-
-    def _improved(self, columns: np.ndarray, there: np.ndarray) -> np.ndarray:
-        """Exchange single rows for others that are ``there`` and fit, the largest gain first, until none gains."""
-        columns = columns.copy()
-        left = self._capacity - self._uses[columns].sum(axis=0)
-        while True:
-            gain = np.where(there, self._values - self._values[columns][self._bidder], 0.0)
-            better = np.flatnonzero(gain > EQUAL)
-            fits = (self._uses[better] - self._uses[columns][self._bidder[better]] <= left).all(axis=1)
-            if not fits.any():
-                return columns
-            better = better[fits]
-            best = better[np.argmax(gain[better])]
-            bidder = self._bidder[best]
-            left += self._uses[columns[bidder]] - self._uses[best]
-            columns[bidder] = best
 
     def program(self, columns: np.ndarray) -> highspy.HighsLp:
         """Minimise -values over some columns: exactly one row of each bidder, no resource beyond its capacity."""

@@ -21,7 +21,7 @@ from benchmarks.shared_cluster.greedy import Rule, Supply
 from benchmarks.shared_cluster.planned import Shockwave, Sia
 from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Outcome, Policy, Situation, Themis, worst_first
+from themis_bridge.policy import Policy, Situation, Themis, worst_first
 from themis_bridge.winner_determination import EQUAL
 
 
@@ -35,24 +35,24 @@ class Ordered(Rule):
     #: Whether leases end, so that another app can get the GPU.
     preempts: bool = True
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         supply = Supply(situation, self.dense)
         facts = {app: need.report.facts for app, need in situation.needs.items()}
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
             supply.give_gpus(app, supply.wants[app])
-        return self.final(situation, Outcome(supply.grants))
+        return self.final(situation, supply.grants)
 
 
 @dataclass
 class Strawman(Rule):
     """Apps in the order of rho, the worst first (section 3.3); each gets all GPUs that it wants."""
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         supply = Supply(situation, dense=True)
         for app in worst_first(situation):
             supply.give_gpus(app, supply.wants[app])
-        return self.final(situation, Outcome(supply.grants))
+        return self.final(situation, supply.grants)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Paper(Rule):
         wanting = worst_first(situation)
         return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - EQUAL))]
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         clearing = clear_auction(bids.values(), situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         got = Counter(grants.values())
@@ -82,7 +82,7 @@ class Paper(Rule):
             if wanting:
                 given[gpu] = app = self.lots.choice(others) if others else wanting[0]
                 got[app] += 1
-        return self.final(situation, Outcome({**grants, **given}, frozenset(given), clearing))
+        return self.final(situation, {**grants, **given})
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Shares(Rule):
     key: Callable[[Facts, int, list[Gpu]], float]
     dense: bool
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         supply = Supply(situation, self.dense)
         needs = situation.needs
         held = {app: list(situation.held[app]) for app in needs}
@@ -107,7 +107,7 @@ class Shares(Rule):
         while supply.free and (wanting := [app for app in needs if supply.wants[app]]):
             app = min(wanting, key=key)
             held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
-        return self.final(situation, Outcome(supply.grants))
+        return self.final(situation, supply.grants)
 
 
 def _marginal(facts: Facts, have: int, then: list[Gpu]) -> float:

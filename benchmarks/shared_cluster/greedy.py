@@ -6,7 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from themis_bridge.policy import Outcome, Situation, renewed
+from themis_bridge.policy import Situation, renewed
 
 
 class Supply:
@@ -65,5 +65,5 @@ class Rule:
     def bidders(self, situation: Situation) -> list[str]:
         return []
 
-    def final(self, situation: Situation, outcome: Outcome) -> Outcome:
-        return renewed(situation, outcome) if self.renews else outcome
+    def final(self, situation: Situation, grants: dict[str, str]) -> dict[str, str]:
+        return renewed(situation, grants) if self.renews else grants

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.shared_cluster.apps import SWITCH_S, Facts
 from benchmarks.shared_cluster.greedy import Rule, Supply
 from themis_bridge.auction import Bid
-from themis_bridge.policy import Outcome, Situation
+from themis_bridge.policy import Situation
 from themis_bridge.winner_determination import SilentHighs
 
 #: Shockwave plans so many rounds of so many seconds. Source: "future_rounds" of its configurations/tacc_32gpus.json,
@@ -138,7 +138,7 @@ class Shockwave(Rule):
     #: App -> (age, fair time by the number of apps then) whenever it was asked.
     _seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         supply = Supply(situation, dense=True)
         gpus = len(situation.offer) + sum(map(len, situation.held.values()))
         width = {app: min(gpus, len(situation.held[app]) + supply.wants[app]) for app in situation.needs}
@@ -148,9 +148,9 @@ class Shockwave(Rule):
         priority = {app: plan.priority if relaxed else 1.0 for app, plan in plans.items()}
         none = {app: rounds[app] < LEAST_ROUNDS for app in plans}
         order = {app: (-priority[app], -rounds[app]) if not none[app] else (-plans[app].left, 0.0) for app in plans}
-        for app in sorted(plans, key=lambda app: (none[app], *order[app], situation.tie_break(app))):
+        for app in sorted(plans, key=lambda app: (none[app], *order[app], situation.needs[app].tie)):
             supply.give_gpus(app, supply.wants[app])
-        return self.final(situation, Outcome(supply.grants))
+        return self.final(situation, supply.grants)
 
     def _plan(self, app: str, facts: Facts, width: int, gpus: int, apps: int) -> _Plan:
         share = min(1.0, gpus / (apps * width))
@@ -210,7 +210,7 @@ class Sia(Rule):
     throughput.
     """
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
         supply = Supply(situation, dense=True)
         places = [*situation.offer.values(), *(gpu for held in situation.held.values() for gpu in held)]
         machine = max(Counter(gpu.machine for gpu in places).values())
@@ -231,9 +231,9 @@ class Sia(Rule):
             program.row({column: float(size) for column, (_, size) in columns.items()}, 0.0, float(len(places)))
             found = program.solve()
             chosen = [] if found is None else [columns[column] for column in columns if found[column] > 0.5]
-            for app, size in sorted(chosen, key=lambda pair: (-pair[1], situation.tie_break(pair[0]))):
+            for app, size in sorted(chosen, key=lambda pair: (-pair[1], situation.needs[pair[0]].tie)):
                 supply.give_gpus(app, size - len(situation.held[app]))
-        return self.final(situation, Outcome(supply.grants))
+        return self.final(situation, supply.grants)
 
 
 def _configurations(machine: int, most: int) -> Sequence[int]:

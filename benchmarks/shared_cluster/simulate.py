@@ -134,7 +134,7 @@ class Simulation:
             most_demand=setup.most_demand,
         )
         self._policy = Counted(chosen)
-        self.arbiter = Arbiter(ArbiterState(settings), self._policy)
+        self.arbiter = Arbiter(ArbiterState(settings), lambda f: self._policy)
         rng = random.Random(setup.seed)
         self.apps = {
             spec.name: TwinApp(
@@ -197,10 +197,9 @@ class Simulation:
         times = [auctioneer.due]
         notice = state.settings.notice_s
         for lease in state.leases:
-            if not lease.closing:
-                # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
-                late = lease.ending or lease.on_offer(state.clock, notice)
-                times.append(lease.expires if late else lease.expires - notice)
+            # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
+            late = lease.ending or lease.on_offer(state.clock, notice)
+            times.append(lease.expires if late else lease.expires - notice)
         return max(0.0, min(times) - state.clock)
 
     def _push(self, at: float, name: str) -> None:
@@ -266,10 +265,8 @@ class Simulation:
             if queue:
                 continue
             for lease in self.arbiter.state.leases:
-                if lease.closing:
-                    queue.append(m.Removed(lease.gpu, lease.token))
-                elif not lease.group:
-                    queue.append(m.Reserved(lease.gpu, lease.token, "group"))
+                if not lease.group:
+                    queue.append(m.Reservation(lease.gpu, lease.token, "group"))
             if not queue:
                 for name in list(self.arbiter.state.apps):
                     queue += self._tell(name)

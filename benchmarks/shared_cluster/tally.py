@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from themis_bridge.auction import Bid
-from themis_bridge.policy import Outcome, Policy, Situation, whole
+from themis_bridge.auction import Bid, clear_auction
+from themis_bridge.policy import Policy, Situation
 
 
 @dataclass
@@ -21,24 +21,6 @@ class Tally:
     won: int = 0
     #: Of these, the GPUs that they kept; the others were their payments.
     kept: int = 0
-    #: GPUs that apps were given without having won them.
-    leftovers: int = 0
-    #: GPUs that stayed with their holder although another app would have got them.
-    overridden: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a round."""
-        self.leftovers += len(outcome.leftovers)
-        self.overridden += len(outcome.overridden)
-        clearing = outcome.clearing
-        if clearing is None:
-            return
-        won = {app: len(gpus) for app, gpus in clearing.proportional.items()}
-        kept = {app: len(gpus) for app, gpus in clearing.allocation.items()}
-        self.auctions += bool(won)
-        self.contested += len(won) > 1
-        self.won += sum(won.values())
-        self.kept += sum(kept.values())
 
 
 @dataclass
@@ -48,14 +30,18 @@ class Counted:
     policy: Policy
     tally: Tally = field(default_factory=Tally)
 
-    @property
-    def recalls(self) -> bool:
-        return self.policy.recalls
+    def __post_init__(self) -> None:
+        self.recalls = self.policy.recalls
 
     def bidders(self, situation: Situation) -> list[str]:
         return self.policy.bidders(situation)
 
-    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        outcome = whole(situation, self.policy.decide(situation, bids))
-        self.tally.add(outcome)
-        return outcome
+    def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> dict[str, str]:
+        if bids:
+            # The policy clears the same auction, and gets the same.
+            clearing = clear_auction(bids.values(), situation.offer)
+            self.tally.auctions += 1
+            self.tally.contested += len(bids) > 1
+            self.tally.won += sum(map(len, clearing.proportional.values()))
+            self.tally.kept += sum(map(len, clearing.allocation.values()))
+        return self.policy.decide(situation, bids)

@@ -66,7 +66,7 @@ class ModelLeases:
         for one in notices:
             lease = one.gpu.id, one.token
             if isinstance(one, Gained):
-                found.append(Came(lease, self._tenant.group(*lease), one.gpu.machine))
+                found.append(Came(lease, self._tenant.group(one), one.gpu.machine))
             else:
                 found.append(Leaves(lease, one.within) if isinstance(one, Leave) else Gone(lease))
         return found

@@ -11,7 +11,7 @@ def check_arbiter(arbiter: Arbiter) -> None:
     for lease in state.leases:
         assert lease.gpu in state.gpus, f"{lease} of a GPU that is not in the cluster"
         assert lease.token <= state.leases.token, f"{lease} has a token that was never given"
-        assert lease.closing or lease.app in state.apps, f"{lease} of an app that is not known"
+        assert lease.app in state.apps, f"{lease} of an app that is not known"
         assert not (lease.waits and lease.ending), f"{lease} waits and ends, and its heir would wait as long"
         assert lease.heir is None or lease.heir in state.apps, f"{lease} is promised to an app that is not known"
     assert not state.apps.keys() & state.away.keys(), "an app that is here and away"

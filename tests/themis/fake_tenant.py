@@ -24,8 +24,8 @@ class FakeTenant:
     def vacated(self, name, token):
         self.left.append((name, token))
 
-    def group(self, name, token):
-        return name, token
+    def group(self, lease):
+        return lease.gpu.id, lease.token
 
     def close(self):
         self.closed = True

@@ -133,8 +133,8 @@ class World:
         self.left: set[str] = set()
         self._checked = 0.0
         self.disk: dict[str, Any] = {}
-        #: As of the disk: reservation -> whether it has to be there, and app -> what it is told.
-        self.wanted: dict[tuple[str, str, int], bool] = {}
+        #: As of the disk: the reservations that have to be there, and app -> what it is told.
+        self.wanted: set[tuple[str, str, int]] = set()
         self.told: dict[tuple[str, str], m.Leases] = {}
         #: The reservations for which Ray was called by this arbiter, to make them or to remove them.
         self._asked: set[tuple[bool, tuple[str, str, int]]] = set()
@@ -182,11 +182,6 @@ class World:
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
                 self._to_arbiter(m.AppLeft(driver.name, f"{driver.name}/{number}"))
-        # What is gone is told as long as the books have it.
-        there = {(app, gpu, token) for gpu, (app, token) in (self.reserved | self.waiting).items()}
-        for key, stays in self.wanted.items():
-            if not stays and key not in there:
-                self._to_arbiter(m.Removed(*key[1:]))
         self.at(1.0, self._tick)
 
     # --- messages
@@ -215,16 +210,21 @@ class World:
         assert self.arbiter is not None
         state = self.arbiter.state
         self.rounds = max(self.rounds, state.rounds)
-        wanted = {lease.key: not lease.closing for lease in state.leases}
+        wanted = {lease.key for lease in state.leases}
         deadly = self.now < LENGTH_S - QUIET_S and wanted != self.wanted and self.rng.random() < 0.02
         if deadly and self.rng.random() < 0.3:
             self._crash()
             return
         self.disk, self.wanted = copy.deepcopy(state.saved()), wanted
         self.told = {(name, app.session): leases_of(state, name) for name, app in state.apps.items()}
-        there = {(app, gpu, token): False for gpu, (app, token) in (self.reserved | self.waiting).items()}
-        for key, stays in {**there, **wanted}.items():
-            if (stays, key) in self._asked or (stays and key in there):
+        self._call_ray(deadly)
+
+    def _call_ray(self, deadly: bool = False) -> None:
+        """A GPU is reserved when its last reservation is gone."""
+        there = {gpu: (app, gpu, token) for gpu, (app, token) in (self.reserved | self.waiting).items()}
+        for key in sorted({*there.values(), *self.wanted}):
+            stays = key in self.wanted
+            if (stays, key) in self._asked or (stays and key[1] in there):
                 continue
             if deadly and self.rng.random() < 0.3:
                 self._crash()
@@ -241,16 +241,16 @@ class World:
         holder = self.reserved.get(gpu)
         if gpu not in self.there or gpu in self.outside:
             self.waiting[gpu] = (app, token)
-            self._to_arbiter(m.NoRoom(gpu, token))
+            self._to_arbiter(m.Reservation(gpu, token))
             return
         if holder is not None and holder != (app, token):
             self._violated(f"{gpu} is reserved for {app}, token {token}, while {holder} holds it")
-        if holder is None and token <= self.greatest.get(gpu, 0):
-            self._violated(f"{gpu} is reserved under {token}, no newer than token {self.greatest[gpu]}")
+        if holder is None and token < self.greatest.get(gpu, 0):
+            self._violated(f"{gpu} is reserved under {token}, older than token {self.greatest[gpu]}")
         self.say(f"{gpu} is reserved for {app}, token {token}")
         self.greatest[gpu] = token
         self.reserved[gpu] = (app, token)
-        self._to_arbiter(m.Reserved(gpu, token, "group"))
+        self._to_arbiter(m.Reservation(gpu, token, "group"))
 
     def _remove(self, app: str, gpu: str, token: int) -> None:
         if self.reserved.get(gpu) == (app, token):
@@ -258,7 +258,8 @@ class World:
             del self.reserved[gpu]
         if self.waiting.get(gpu) == (app, token):
             del self.waiting[gpu]
-        self._to_arbiter(m.Removed(gpu, token))
+        if self.arbiter is not None:
+            self._call_ray()
 
     # --- agents
 
@@ -354,12 +355,12 @@ class World:
         if data == {} and self.disk:
             self.say("and has lost its books")
             self._forgive()  # With them it has lost how long each app has been silent.
-        known = {gpu: (*held, "") for gpu, held in self.waiting.items()}
-        known |= {gpu: (*held, "group") for gpu, held in self.reserved.items()}
-        self._asked = {(True, (app, gpu, token)) for gpu, (app, token, _) in known.items()}
+        known = {(app, gpu, token): "" for gpu, (app, token) in self.waiting.items()}
+        known |= {(app, gpu, token): "group" for gpu, (app, token) in self.reserved.items()}
+        self._asked = {(True, key) for key in known}
         self.arbiter = Arbiter.restored(data, known, self.there.values(), self.newest)
         for gpu, (_, token) in self.waiting.items():
-            self._to_arbiter(m.NoRoom(gpu, token))
+            self._to_arbiter(m.Reservation(gpu, token))
         if data == {}:
             self.arbiter.state.settings = SETTINGS
         check_arbiter(self.arbiter)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 
@@ -29,7 +28,7 @@ BOOKS = """
  "leases": {"token": 3, "leases": [
   {"gpu": "m-0", "app": "a", "token": 1, "expires": 35.0, "heir": "b", "ending": true},
   {"gpu": "m-1", "app": "a", "token": 2, "expires": 133.3}, {"gpu": "m-2", "app": "a", "token": 3, "expires": 66.6}]},
- "rounds": 2, "clock": 30.0, "format": 4}
+ "rounds": 2, "clock": 30.0, "format": 5}
 """
 
 
@@ -61,27 +60,6 @@ def held(number: int) -> list[tuple[str, str, int]]:
     return [("a", f"m-{i}", i + 1) for i in range(number)]
 
 
-def test_an_arbiter_goes_on_from_its_books(start):
-    world = start(3, held=held(3), text=BOOKS)
-    status = world.actor.status()
-    assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
-    assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
-        "m-0": 1,
-        "m-1": 2,
-        "m-2": 3,
-    }
-    # The GPU that was promised to "b" goes to "b" when "a" leaves it, under a new token.
-    world.run(1.2)  # The books are written once a second; what follows from a message is not to wait for that.
-    told = world.actor.hear(heard("a", 1, session="s"))
-    assert {view.gpu.id for view in told.leases} == {"m-0", "m-1", "m-2"}
-    world.actor.hear(heard("a", 2, told.digest, (("m-0", 1),), session="s"))
-    world.run(0.5)
-    assert ("b", "m-0", 4) in world.there()
-    assert [(lease["gpu"], lease["app"], lease["token"]) for lease in books(world)["leases"]["leases"]][-1:] == [
-        ("m-0", "b", 4)
-    ]
-
-
 @pytest.mark.parametrize(
     "name", ["themis/a/b/c", "themis/a/b/²", "themis/a/b/+9", "themis/a/b/07", "themis/a/b/-1", "themis//b/7"]
 )
@@ -103,7 +81,7 @@ def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state
         heard("evil", 2, user="a", together=1024),
         heard("a", 1),
         m.Gpus(()),
-        m.NoRoom("m-0", 1),
+        m.Reservation("m-0", 1),
         None,
     ],
 )
@@ -125,20 +103,6 @@ def test_a_job_that_cannot_be_is_refused(changes, world):
     with pytest.raises(ValueError):
         world.actor.hear(replace(heard("evil", 1), **changes))
     assert not world.actor._arbiter.state.apps
-
-
-def test_books_that_json_does_not_have_count_as_not_written(world, caplog):
-    world.actor.hear(heard("a", 1))
-    before = books(world)
-    world.actor._arbiter.state.apps["a"].whole = Fraction(1)
-    world.actor.hear(heard("b", 1))
-    world.actor._try(world.actor._pass_time)
-    assert "Fraction is not JSON serializable" in "".join(world.actor.status()["trouble"])
-    assert "a part of a tick failed" not in caplog.text
-    assert json.loads(world.books.read_text()) == before
-    world.actor._arbiter.state.apps["a"].whole = 1.0
-    world.now += 10.0
-    assert books(world)["apps"]["a"]["whole"] == 1.0 and not world.actor.status()["trouble"]
 
 
 def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
@@ -177,7 +141,7 @@ GOOD = json.loads(BOOKS)
     [
         (BOOKS[:700], "JSONDecodeError"),
         ("[]", "they are a list"),
-        *((json.dumps({**GOOD, "format": each}), f"another version of FluidTune: format {each}") for each in (3, 99)),
+        *((json.dumps({**GOOD, "format": each}), f"another version of FluidTune: format {each}") for each in (4, 99)),
         (json.dumps({**GOOD, "settings": {"lease_s": -1}}), "lease_s=-1"),
         (json.dumps({**GOOD, "apps": {"a": {**GOOD["apps"]["a"], "planet": "x"}}}), "planet"),
         (json.dumps({**GOOD, "clock": None}), "NoneType"),

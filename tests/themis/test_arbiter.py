@@ -19,7 +19,7 @@ from themis_bridge.settings import Settings
 
 
 def test_second_app_gets_its_share_when_leases_end(monkeypatch):
-    cluster = Cluster(4, policy=Themis(SETTINGS.f, recalls=False))
+    cluster = Cluster(4, policy=lambda f: Themis(f, recalls=False))
     first = cluster.join("a")
     cluster.wait(20)
     cluster.join("b")
@@ -76,20 +76,6 @@ def test_no_round_is_due_for_an_app_that_falls_silent_before_its_first_one():
     assert cluster.holds("a")
     cluster.send()
     assert cluster.arbiter.state.rounds == rounds
-
-
-def test_gpus_that_different_apps_may_have_are_cleared_in_rounds_of_their_own():
-    cluster = Cluster(1)
-    cluster.impossible = {("g0", "a")}
-    cluster.join("a", memory=1.0)
-    cluster.join("b", Job(0))
-    state = cluster.arbiter.state
-    before = state.rounds
-    cluster.arbiter.handle(m.Gpus((Gpu("g0", "m0"), Gpu("g1", "m0"))), 0.0)
-    for rounds in (2, 2):
-        cluster.arbiter.handle(m.Tick(), 0.0)
-        assert state.rounds == before + rounds
-    assert [(lease.gpu, lease.state) for lease in state.leases] == [("g0", "waiting"), ("g1", "asked")]
 
 
 def silent(seconds: float) -> Cluster:

@@ -18,7 +18,8 @@ from tests.themis.brute import clear, kinds_in, random_bids
 from themis_bridge import Bid, JobInfo, ThemisError, clear_auction
 from themis_bridge.auction import Shaped
 from themis_bridge.bids import Valuation, make_bid
-from themis_bridge.locality import Gpu
+from themis_bridge.fairness import kinds_of
+from themis_bridge.locality import Gpu, Phase
 
 NONE = frozenset()
 
@@ -78,7 +79,7 @@ def test_any_auction_among_real_apps(apps, sizes):
     where = machines(*sizes)
     bids, values = [], {}
     for number, (jobs, width, seconds, elapsed) in enumerate(apps):
-        value = Valuation([[JobInfo(10, seconds, width)] * jobs], elapsed, 100.0 * seconds)
+        value = Valuation([Phase(kinds_of([JobInfo(10, seconds, width)] * jobs))], elapsed, 100.0 * seconds)
         name = f"a{number}"
         values[name] = value
         bids.append(make_bid(name, value, [], where.values()))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from themis_bridge import ThemisError
 from themis_bridge.shell import books_file
-from themis_bridge.shell.books_file import books_path, read_books, write_books
+from themis_bridge.shell.books_file import Books, books_path, write_books
+
+
+def read_books(path: Path) -> str | None:
+    return Books(path, time.monotonic).text()
 
 
 def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
@@ -25,14 +30,6 @@ def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_books_have_one_place_whatever_tmpdir_a_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/a/place/of/the/job")
     assert books_path("h" * 56) == Path("/tmp") / f"themis-{os.getuid()}" / f"{'h' * 16}.json"
-
-
-def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:
-    directory = tmp_path / "themis-me"
-    directory.mkdir(mode=0o755)
-    (directory / "head.json").write_text("{}")
-    assert read_books(directory / "head.json") == "{}"
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("use", [read_books, lambda path: write_books(path, "{}")])

@@ -36,7 +36,6 @@ def test_single_job_is_equation_1():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: JobInfo(-1, 1),
         lambda: JobInfo(1, math.nan),
         lambda: independent_finish_time(1, 1, 1, 0.5),
         lambda: halving_phases([], []),

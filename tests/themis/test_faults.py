@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.themis.fault_schedules import World
-from themis_bridge.lease_manager import LeaseManager
+from themis_bridge.leases import LeaseTable
 
 pytestmark = pytest.mark.slow
 
@@ -19,15 +19,14 @@ def test_seeded_faults(first):
 
 
 def test_the_invariants_can_fail(monkeypatch):
-    """An arbiter that does not wait until a reservation is removed violates an invariant."""
-    close = LeaseManager.close_expired
+    """An arbiter that gives a token twice violates an invariant."""
+    grant = LeaseTable.grant
 
-    def hasty(self):
-        close(self)
-        for lease in [each for each in self._state.leases if each.closing]:
-            self._state.leases.drop(lease)
+    def forgetful(self, *args):
+        self.token = 0
+        return grant(self, *args)
 
-    monkeypatch.setattr(LeaseManager, "close_expired", hasty)
-    with pytest.raises(AssertionError, match=r"seed|GPU"):
+    monkeypatch.setattr(LeaseTable, "grant", forgetful)
+    with pytest.raises(AssertionError, match=r"^seed"):
         for seed in itertools.count():
             World(seed).run()

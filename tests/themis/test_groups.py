@@ -6,6 +6,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from themis_bridge import messages as m
 from themis_bridge.shell import groups
@@ -17,18 +19,24 @@ CALLS_S, TICK_S = 0.02, 0.1
 
 
 class Ray:
-    """Each call takes ``seconds``. A group can be made at once, unless ``full``. ``fails``: each call raises."""
+    """Each call takes ``seconds``. ``fails``: each call raises.
 
-    def __init__(self, monkeypatch, seconds=0.0):
+    The machine has so many ``rooms``, and none while it is ``full``. They go to groups in the order in which those were
+    asked for.
+    """
+
+    def __init__(self, monkeypatch, seconds=0.0, rooms=10**6):
         self.now, self.seconds, self.full, self.fails = 0.0, seconds, False, False
+        self.rooms, self.made = rooms, set()
         self.gone: set[tuple[str, str, int]] = set()
+        self.asked: list[tuple[str, str, int]] = []
         ray = SimpleNamespace(
             REMOVED="REMOVED",
             id_of=lambda group: group[1],
             CREATED="CREATED",
             reserve=self._reserve,
             find=lambda key: self._wait(None),
-            state=lambda group: self._wait("REMOVED" if group in self.gone else "PENDING" if self.full else "CREATED"),
+            state=lambda group: self._state(self._wait(group)),
             remove=lambda group: self._wait(self.gone.add(group)),
         )
         monkeypatch.setattr(groups, "reservations", ray)
@@ -41,7 +49,18 @@ class Ray:
             raise RuntimeError("injected")
         return answer
 
+    def _state(self, key):
+        here = [each for each in self.asked if each not in self.gone]
+        self.made = {each for each in here if each in self.made}
+        for each in [] if self.full else here:
+            if len(self.made) < self.rooms:
+                self.made.add(each)
+        return "REMOVED" if key in self.gone else "CREATED" if key in self.made else "PENDING"
+
     def _reserve(self, key, bundle, tie):
+        self.gone.discard(key)
+        self.asked = [each for each in self.asked if each != key]
+        self.asked.append(key)
         return self._wait(key)
 
     def reserve(self, number):
@@ -65,18 +84,19 @@ def test_a_reservation_that_ray_can_make_is_made_however_busy_the_arbiter_is(num
     ray = Ray(monkeypatch, seconds)
     ray.reserve(number)
     events = ray.run()
-    assert len(events) == number and {type(each) for each in events} == {m.Reserved}
+    assert len(events) == number and all(each.group for each in events)
 
 
 def test_a_group_that_an_earlier_arbiter_asked_for_has_its_time_from_the_first_look(monkeypatch):
     ray = Ray(monkeypatch)
     ray.full = True
-    ray.groups.found(("a", "g0", 0), ("a", "g0", 0), made=False)
+    ray.asked.append(("a", "g0", 0))
+    ray.groups.found(*ray.asked, *ray.asked, made=False)
     ray.reserve(1)
     ray.now += CREATE_S + 1
     assert ray.work() == []
     ray.full = False
-    assert ray.run() == [m.Reserved("g0", 0, "g0")]
+    assert ray.run() == [m.Reservation("g0", 0, "g0")]
 
 
 @pytest.mark.parametrize("fault", ["full", "fails"])
@@ -85,12 +105,12 @@ def test_a_reservation_that_ray_cannot_make_is_told_once_and_waits(fault, monkey
     setattr(ray, fault, True)
     ray.reserve(1)
     assert ray.run(CREATE_S - 1) == []
-    assert ray.run(2.2) == [m.NoRoom("g0", 0)], "after five to six seconds"
+    assert ray.run(2.2) == [m.Reservation("g0", 0)], "after five to six seconds"
     assert ray.run() == [] and (ray.groups.trouble != "") == (fault == "fails")
     setattr(ray, fault, False)
-    assert ray.run() == [m.Reserved("g0", 0, "g0")] and ray.now < 66 + PAUSE_S + 1
+    assert ray.run() == [m.Reservation("g0", 0, "g0")] and ray.now < 66 + PAUSE_S + 1
     ray.wanted = {}
-    assert ray.run() == [m.Removed("g0", 0)] and not ray.groups.trouble
+    assert ray.run() == [] and ray.gone and not ray.groups.trouble
 
 
 def test_a_call_fails_for_as_long_as_it_raises_and_not_since_the_group_was_asked_for(monkeypatch):
@@ -107,15 +127,34 @@ def test_a_call_fails_for_as_long_as_it_raises_and_not_since_the_group_was_asked
     assert re.search(r"removed for [0-2] s \(RuntimeError", ray.groups.trouble)
 
 
-def test_a_token_is_never_reserved_twice_though_the_books_cannot_be_written(monkeypatch):
+@pytest.mark.parametrize("made", [True, False])
+def test_a_gpu_has_one_group_at_a_time_however_long_ray_takes_to_remove_the_last_one(made, monkeypatch):
     ray = Ray(monkeypatch)
-    ray.full = True
+    ray.full = not made
     ray.reserve(1)
-    ray.gone.add(("a", "g0", 0))  # somebody has removed it
-    assert ray.run() == [m.Removed("g0", 0)]
-    ray.full, ray.gone = False, set()
-    for _ in range(200):
-        assert ray.work() == [], "the books still say that it is wanted"
-        ray.now += TICK_S
-    ray.wanted = {}
-    assert ray.work() == [] and not ray.groups.owed
+    ray.run(1.0)
+    ray.wanted, ray.fails = {("b", "g0", 7): WANTED}, True
+    ray.run(30.0)
+    assert ray.asked == [("a", "g0", 0)]
+    ray.fails = ray.full = False
+    assert ray.run() == [m.Reservation("g0", 7, "g0")]
+    assert ray.asked == [("a", "g0", 0), ("b", "g0", 7)] and ray.gone == {("a", "g0", 0)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.1, 0.3, 3.0, 9.0])), max_size=10))
+def test_whatever_changes_hands_the_room_of_a_group_is_its_heirs(changes):
+    """Something outside uses two of the four GPUs. ``changes``: a GPU that changes hands, and seconds after that."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ray = Ray(monkeypatch, rooms=2)
+        ray.reserve(4)
+        ray.run(9.0)
+        had = {gpu for _, gpu, _ in ray.made}
+        for token, (number, seconds) in enumerate(changes, 10):
+            ray.wanted = {key: need for key, need in ray.wanted.items() if key[1] != f"g{number}"}
+            ray.wanted["b", f"g{number}", token] = WANTED
+            ray.run(seconds)
+            there = [gpu for _, gpu, _ in set(ray.asked) - ray.gone]
+            assert len(there) == len(set(there)), "a GPU has two groups"
+        ray.run(9.0)
+        assert {gpu for _, gpu, _ in ray.made} == had and ray.made <= ray.wanted.keys()

@@ -128,24 +128,14 @@ def test_tokens_grow_where_books_are_lost_and_the_time_of_day_stands_still(monke
     assert given[0] < given[1] < given[2]
 
 
-def test_what_others_hold_is_leased_when_they_give_it_back(monkeypatch, tmp_path):
-    world = World(monkeypatch, tmp_path, gpus=4, settings={})
-    world.outside = 2
-    two_apps(world)
-    world.run(60)
-    assert len(world.there()) == 2 and len(world.table) < 10, "asked once, however long it takes"
-    world.outside = 0
-    world.run(6)
-    assert_all_used(world)
-
-
-def test_what_waits_makes_way_for_the_heir_of_another_gpu_of_its_machine(monkeypatch, tmp_path):
+@pytest.mark.parametrize("asked_s", [8.0, 3.0])
+def test_what_waits_makes_way_for_the_heir_of_another_gpu_of_its_machine(asked_s, monkeypatch, tmp_path):
     # Seen: Ray gave the room of the promised GPU to the group that waited on that machine, and the heir had to wait.
     world, first = World(monkeypatch, tmp_path, gpus=3, settings={**SETTINGS, "weights": {"c": 1e6}}), set()
     world.outside = 1
-    for name, jobs in (("b", 2), ("a", 1), ("c", 1)):
+    for name, jobs, seconds in (("b", 2, 8.0), ("a", 1, asked_s), ("c", 1, 0.0)):
         world.join(name, Job(jobs, 1e5))
-        world.run(8.0)
+        world.run(seconds)
     while not first and world.now < 60:
         world.run(0.1)
         first = {name for name in "ac" if world.agents[name].leases}

@@ -10,7 +10,6 @@ from typing import Any
 from tests.themis.cluster import Job
 from tests.themis.shell_world import World
 from themis_bridge.arbiter_state import MOST_DOUBTS, ArbiterState
-from themis_bridge.shell import actor
 
 #: Not part of what the arbiter keeps: code, and the stand-in of Ray.
 APART = (type, World, *(getattr(types, f"{kind}Type") for kind in ("Module", "Function", "Method", "BuiltinFunction")))
@@ -29,7 +28,6 @@ def kept(root: Any) -> int:
 
 
 def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(actor, "TICKS", 1)
     world = World(monkeypatch, tmp_path, gpus=4)
     numbers = itertools.count()
 

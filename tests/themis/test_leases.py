@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.themis.cluster import Cluster, Job
-from themis_bridge.leases import STATES
+from tests.themis.cluster import STATES, Cluster, Job
 
 
 def test_the_states_of_a_lease_are_those_that_are_drawn():

@@ -57,7 +57,7 @@ def where(tenant, lease, patience=PATIENCE_S):
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    group = tenant.group(lease.gpu.id, lease.token)
+    group = tenant.group(lease)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
     actor = ray.remote(Process).options(num_cpus=1, scheduling_strategy=strategy).remote()
     try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from themis_bridge.auction import Bid
+from themis_bridge.auction import Bid, clear_auction
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import (
     LONG_WAIT,
     Need,
-    Outcome,
     Situation,
     Themis,
     share_leftover,
@@ -92,10 +91,10 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
         app: Bid(app, {frozenset(row): 100.0 / (len(row) or 0.01) for row in rows[: size + 1]})
         for app, size in (("worst", 1), ("waited", 2))
     }
-    outcome = Themis(0.0).decide(situation, bids)
+    grants = Themis(0.0).decide(situation, bids)
     assert Themis(0.0).bidders(situation)[:2] == ["worst", "waited"]
-    assert outcome.clearing is not None and not outcome.clearing.allocation["worst"]
-    assert sorted(outcome.grants.values()) == ["waited", "worst"]
+    assert not clear_auction(bids.values(), situation.offer).allocation["worst"]
+    assert sorted(grants.values()) == ["waited", "worst"]
     # Each of them gets one gang; the rest goes by work left.
     given = share_leftover(Situation(needs, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
@@ -103,10 +102,10 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
 
 def test_half_a_gang_changes_no_hands():
     offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
-    needs = {"gang": Need(9.0, 2, gang=2), "holder": Need(1.0, 1)}
-    situation = Situation(needs, dict.fromkeys(needs, ()), offer, {"g0": "holder"}, {}, together={"gang": 2})
-    torn, both = Outcome({"g0": "gang"}), Outcome(dict.fromkeys(offer, "gang"))
-    assert whole(situation, torn) == Outcome({"g0": "holder"}, overridden=frozenset({"g0"}))
+    needs = {"gang": Need(9.0, 2, gang=2, together=2), "holder": Need(1.0, 1)}
+    situation = Situation(needs, dict.fromkeys(needs, ()), offer, {"g0": "holder"}, {})
+    torn, both = {"g0": "gang"}, dict.fromkeys(offer, "gang")
+    assert whole(situation, torn) == {"g0": "holder"}
     assert whole(situation, both) == both
 
 
@@ -116,8 +115,9 @@ NAMES = ("a", "b", "c", "zz")
 
 
 def equals(number: int, joined: dict[str, float] | None = None) -> Situation:
-    needs = dict.fromkeys(NAMES, Need(2.0, 1, best=1.0, left=9.0))
-    return Situation(needs, dict.fromkeys(NAMES, ()), {"g": Gpu("g", "m")}, {}, {}, joined or {}, number)
+    ties = {name: tie_break(name, (joined or {}).get(name, 0.0), number) for name in NAMES}
+    needs = {name: Need(2.0, 1, best=1.0, left=9.0, tie=tie) for name, tie in ties.items()}
+    return Situation(needs, dict.fromkeys(NAMES, ()), {"g": Gpu("g", "m")}, {}, {})
 
 
 def test_no_name_wins_ties():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.themis.cluster import SETTINGS, Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job, state_of
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained
 from themis_bridge.arbiter import Arbiter
@@ -19,7 +19,7 @@ def waiting(memory: float, **more) -> Cluster:
     cluster.impossible = {("g0", "a")}
     cluster.join("a", Job(2), memory=memory)
     cluster.wait(1)
-    assert [lease.state for lease in cluster.arbiter.state.leases] == ["waiting"]
+    assert [state_of(lease) for lease in cluster.arbiter.state.leases] == ["waiting"]
     return cluster
 
 
@@ -33,7 +33,7 @@ def test_who_waits_has_its_gpu_as_soon_as_there_is_room_and_a_whole_lease(dies):
     cluster.impossible.clear()
     if dies:
         cluster.reserved = {"g0": ("a", 1)}
-        cluster.arbiter = Arbiter.restored(state.saved(), {"g0": ("a", 1, "group")}, state.gpus.values())
+        cluster.arbiter = Arbiter.restored(state.saved(), {("a", "g0", 1): "group"}, state.gpus.values())
         state = cluster.arbiter.state
     cluster.wait(1)
     assert cluster.holds("a") == {"g0"} and sum(isinstance(each, Gained) for each in cluster.notices) == 1
@@ -83,5 +83,5 @@ def test_a_lease_that_is_promised_before_it_is_known_to_wait_goes_to_its_heir():
     (promised,) = (lease for lease in cluster.arbiter.state.leases if lease.heir == "b")
     cluster.impossible = {(promised.gpu, "a"), (promised.gpu, "b")}
     cluster.send()
-    (waits,) = (lease for lease in cluster.arbiter.state.leases if lease.state == "waiting")
+    (waits,) = (lease for lease in cluster.arbiter.state.leases if lease.waits)
     assert (waits.gpu, waits.app) == (promised.gpu, "b") and waits.token > promised.token

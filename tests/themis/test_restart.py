@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from tests.themis.cluster import SETTINGS, Cluster, Job, Service
-from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 
@@ -22,7 +21,7 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     assert all(held.values())
     data = cluster.arbiter.state.saved() if books else {}
     gpus = cluster.arbiter.state.gpus.values()
-    there = {gpu: (*held, "group") for gpu, held in cluster.reserved.items()}
+    there = {(app, gpu, token): "group" for gpu, (app, token) in cluster.reserved.items()}
     cluster.arbiter = Arbiter.restored(data, there, gpus)
     cluster.notices.clear()
     cluster.wait(30)
@@ -33,26 +32,17 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     assert not cluster.notices
 
 
-def test_a_grant_that_was_stored_but_not_carried_out_is_made_anew_with_a_new_token():
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lease_whose_group_is_gone_is_over_and_one_that_was_not_carried_out_goes_on(told):
     cluster = Cluster(1)
     cluster.join("a")
-    token = cluster.reserved.pop("g0")[1]
-    cluster.arbiter = Arbiter.restored(cluster.arbiter.state.saved(), {}, cluster.arbiter.state.gpus.values())
+    token, state = cluster.reserved.pop("g0")[1], cluster.arbiter.state
+    if not told:
+        state.leases.get("g0").group = ""
+    # That of another app was being removed.
+    cluster.arbiter = Arbiter.restored(state.saved(), {("b", "g0", 77): "group"}, state.gpus.values())
     cluster.wait(5)
-    assert cluster.reserved == {"g0": ("a", token + 1)}
-
-
-def test_a_reservation_that_is_not_in_the_books_is_removed():
-    cluster = Cluster(2)
-    cluster.join("a", Job(1))
-    state = cluster.arbiter.state
-    free = next(iter(set(state.gpus) - set(cluster.reserved)))
-    reserved = {**{gpu: (*held, "group") for gpu, held in cluster.reserved.items()}, free: ("b", 77, "group")}
-    arbiter = Arbiter.restored(state.saved(), reserved, state.gpus.values())
-    lease = arbiter.state.leases.get(free)
-    assert lease.key == ("b", free, 77) and lease.closing and arbiter.state.leases.token == 77
-    arbiter.handle(m.Removed(free, 77), 0.0)
-    assert arbiter.state.leases.get(free) is None
+    assert cluster.reserved == {"g0": ("a", 78 if told else token)} and not cluster.holds("b")
 
 
 def test_all_that_is_in_the_books_comes_back():
@@ -65,5 +55,5 @@ def test_all_that_is_in_the_books_comes_back():
     data = json.loads(json.dumps(state.saved()))
     again = ArbiterState.loaded(data, state.gpus.values())
     assert json.loads(json.dumps(again.saved())) == data
-    assert again.gangs() == {"gang": 4} and again.usage["anna"] > 0 and "bert" in again.doubts
+    assert again.apps["gang"].together == 4 and again.usage["anna"] > 0 and "bert" in again.doubts
     assert again.apps["service"].endless and again.reserve("service") == 1

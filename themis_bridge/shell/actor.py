@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -44,8 +43,6 @@ CALLS_S = 0.02
 NODES_S = 1.0
 #: After this many seconds of silence, which are ten missed exchanges, the arbiter looks whether a driver is dead.
 SILENT_S = 2.0
-#: Ticks whose durations are kept for the status: the last minute and a half.
-TICKS = 1000
 #: What the state machine raises for books that are damaged or of another version.
 BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -67,13 +64,11 @@ class ArbiterActor:
         #: As of the books: (app, session) -> its leases, and what Ray has to have reserved; None before they were
         #: written first.
         self._told: dict[tuple[str, str], m.Leases] = {}
-        self._wanted: dict[Key, Wanted | None] | None = None
+        self._wanted: dict[Key, Wanted] | None = None
         self._groups = Groups(time.monotonic)
         self._closed = False
-        self._ticks: deque[float] = deque(maxlen=TICKS)
+        #: Number of ticks so far.
         self._ticked = 0
-        #: Grows with each look at a silent driver.
-        self._turn = 0
         self._round_seconds = 0.0
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
         self._arbiter = restored(self._books, self._groups, gpus, settings)
@@ -125,24 +120,16 @@ class ArbiterActor:
                 "unit": self._unit,
                 "pid": os.getpid(),
                 "gpus": len(state.gpus),
-                "leased": sum(1 for lease in state.leases if lease.held),
+                "leased": sum(not lease.waits for lease in state.leases),
                 "rounds": state.rounds,
                 "round_seconds": self._round_seconds,
                 "failed_rounds": auctioneer.failed,
                 "settings": state.saved()["settings"],
-                "tick_ms": self._tick_ms(),
-                "ticks": self._ticked,
                 "waiting": self._unwritten_leases() + self._groups.owed,
                 "trouble": [each for each in (self._books.trouble(), self._groups.trouble, *self._left_out) if each],
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
             }
-
-    def _tick_ms(self) -> dict[str, float]:
-        """Median, 95th percentile and largest of the last ticks' durations, in milliseconds."""
-        last = sorted(self._ticks) or [0.0]
-        at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-        return {name: 1000 * last[int(share * (len(last) - 1))] for name, share in at.items()}
 
     def close(self) -> None:
         """End all leases and delete the books. The caller must kill the actor afterwards.
@@ -182,16 +169,11 @@ class ArbiterActor:
 
     def _unwritten_leases(self) -> int:
         """The number of leases that have begun or ended since the books were written."""
-        now = {(lease.key, lease.closing) for lease in self._arbiter.state.leases}
-        return len(now - {(key, need is None) for key, need in (self._wanted or {}).items()})
+        return len({lease.key for lease in self._arbiter.state.leases} ^ (self._wanted or {}).keys())
 
-    def _need(self, lease: Lease) -> Wanted | None:
+    def _need(self, lease: Lease) -> Wanted:
         state = self._arbiter.state
-        if lease.closing:
-            return None
-        known = state.apps.get(lease.app)
-        bundle = known.bundle if known is not None and known.bundle else {self._unit: 1.0}
-        return Wanted(bundle, self._ties[state.gpus[lease.gpu].machine])
+        return Wanted(state.apps[lease.app].bundle or {self._unit: 1.0}, self._ties[state.gpus[lease.gpu].machine])
 
     # --- time and Ray
 
@@ -210,7 +192,6 @@ class ArbiterActor:
             self._try(self._look_at_nodes)
             self._try(self._keep_house)
         self._try(self._pass_time)
-        self._ticks.append(time.monotonic() - began)
         self._ticked += 1
 
     def _try(self, what: Callable[[], object]) -> None:
@@ -253,18 +234,11 @@ class ArbiterActor:
         """Ask Ray whether one of the silent drivers, each in turn, is dead. Then its app is forgotten."""
         with self._lock:
             silent = self._arbiter.state.silent(SILENT_S)
-        self._turn += 1
         if silent:
-            app, session, life = silent[self._turn % len(silent)]
+            app, session, life = silent[self._ticked % len(silent)]
             if reservations.is_gone(life):
                 with self._lock:
                     self._handle(m.AppLeft(app, session, life))
-
-
-def check_unit(unit: str) -> None:
-    """Raise ThemisError if ``unit`` cannot be leased."""
-    if unit not in ("GPU", "CPU"):
-        raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
 
 
 def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any]) -> Arbiter:
@@ -276,16 +250,12 @@ def restored(books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, 
     ``books``: those that cannot be read are kept aside. ``groups``: gets the groups that exist. ``settings``: changes
     to the default `Settings`, if there are no books.
     """
-    known = {gpu.id for gpu in gpus}
-    there: dict[str, tuple[str, int, str]] = {}
+    there: dict[Key, str] = {}
     found, newest = reservations.found()
-    # Of two groups of one GPU, the one with the smaller token was being removed.
-    for key, (state, group) in sorted(found.items(), key=lambda each: each[0][2]):
-        app, gpu, token = key
+    for key, (state, group) in found.items():
         made = state == reservations.CREATED
         groups.found(key, group, made)
-        if gpu in known:
-            there[gpu] = app, token, reservations.id_of(group) if made else ""
+        there[key] = reservations.id_of(group) if made else ""
     text = books.text()
     if text is not None:
         try:

@@ -22,7 +22,7 @@ from themis_bridge.errors import ThemisError
 logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with another one are not read.
-FORMAT = 4
+FORMAT = 5
 #: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
 #: start the arbiter.
 ROOT = Path("/tmp")
@@ -45,7 +45,12 @@ class Books:
     def text(self) -> str | None:
         """What the last arbiter wrote; None if there are no books. Raises ThemisError if another user has made them."""
         try:
-            return read_books(self._path)
+            _check_directory(self._path.parent)
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+                _check_owner(self._path, os.fstat(file.fileno()))
+                return file.read()
+        except FileNotFoundError:
+            return None
         except OSError as error:
             self.keep_aside(error)
             return None
@@ -71,12 +76,9 @@ class Books:
             text = json.dumps({**data, "format": FORMAT})
             if text != self._stored:
                 write_books(self._path, text)
-        except (OSError, TypeError, ValueError) as error:
-            remedy = "let this user write there"
-            if not isinstance(error, (OSError, ThemisError)):
-                remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
-            elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                remedy = "make room on that disk"
+        except (OSError, ThemisError) as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "make room on that disk" if full else "let this user write there"
             before, self._why = self._why, f"({error}); no lease begins or ends until they can: {remedy}"
             if not before:
                 self._since = self._clock()
@@ -110,18 +112,6 @@ def loaded(text: str) -> dict[str, Any]:
     return data
 
 
-def read_books(path: Path) -> str | None:
-    """What is in the books; None: there are none. ThemisError if another user has made them."""
-    _check_directory(path.parent)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    with open(descriptor) as file:
-        _check_owner(path, os.fstat(descriptor))
-        return file.read()
-
-
 def write_books(path: Path, text: str) -> None:
     """Replace the books in one step. ThemisError if their directory is another user's."""
     _check_directory(path.parent)
@@ -138,8 +128,6 @@ def _check_directory(path: Path) -> None:
     _check_owner(path, found)
     if stat.S_ISLNK(found.st_mode):
         raise ThemisError(f"{path} is a symbolic link: remove it, the arbiter keeps its books in a directory there")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
@@ -148,4 +136,3 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
             f"{path} belongs to user {found.st_uid} and not to user {os.geteuid()}: "
             "have its owner or an administrator remove it, the arbiter does not use it"
         )
-

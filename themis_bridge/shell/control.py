@@ -12,7 +12,7 @@ import ray
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
-from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
+from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor
 
 #: Seconds for a call of the arbiter until it counts as failed.
 STATUS_S = 30.0
@@ -45,14 +45,13 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         settings: fields of `Settings` for a new arbiter.
 
     Raises:
-        ThemisError: a setting or the unit is not allowed.
+        ThemisError: a setting is not allowed.
     """
     there = find()
     if there is not None:
         return there
     Settings().changed(settings)
     unit = unit or ("GPU" if ray.cluster_resources().get("GPU") else "CPU")
-    check_unit(unit)
     actor = ray.remote(ArbiterActor).options(
         name=NAME,
         namespace=NAMESPACE,

@@ -33,6 +33,6 @@ class Gauges:
             self._held.set(len(state.leases.of(name)), {"app": name})
             rho = shown_rho(state, name)
             self._rho.set(math.nan if rho is None else rho, {"app": name})
-        leased = sum(1 for lease in state.leases if lease.held)
+        leased = sum(not lease.waits for lease in state.leases)
         self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
         self._duration.set(round_seconds)

@@ -2,8 +2,12 @@
 
 What is wanted is handed in, as the books say it. What is there is known from the calls of Ray. Where the two differ a
 call is made, and repeated until they agree: a call that raises an exception, or has no effect, is made again after a
-pause that doubles. Groups do not wait for each other. What has become of them is returned as the events that the state
-machine waits for.
+pause that doubles. What has become of them is returned as the events that the state machine waits for.
+
+A group is tied to a machine, and Ray makes those that wait for it in the order in which they were asked for. So a GPU
+changes hands in three steps. First, all groups of that machine that Ray has not made are taken back. Then the group of
+the old lease is removed. Then the groups that are wanted are asked for, those first whose GPU had one before: the room
+of a group is its heir's. Groups of different machines do not wait for each other.
 """
 
 from __future__ import annotations
@@ -47,12 +51,13 @@ class Group:
     handle: Any = None
     #: Whether a call that may have made the group has begun.
     asked: bool = False
+    #: Whether the room of the last group of its GPU is its own.
+    heir: bool = False
     #: Whether something can run in it, and whether it was told that there is no room for it.
     made: bool = False
     late: bool = False
-    #: Whether it has to be gone, and whether it is.
+    #: Whether it has to be gone.
     ends: bool = False
-    gone: bool = False
     #: When Ray was asked to make it, which is when that call ended, or to remove it; infinite before.
     since: float = math.inf
     #: When it is attended to next.
@@ -80,7 +85,7 @@ class Groups:
     @property
     def owed(self) -> int:
         """The number of groups that are not yet as they have to be."""
-        return sum(not group.gone and (group.ends or not group.made) for group in list(self._known.values()))
+        return sum(group.ends or not group.made for group in list(self._known.values()))
 
     @property
     def trouble(self) -> str:
@@ -95,35 +100,38 @@ class Groups:
             "tried again"
         )
 
-    def work(self, wanted: Mapping[Key, Wanted | None], seconds: float) -> list[m.Event]:
+    def work(self, wanted: Mapping[Key, Wanted], seconds: float) -> list[m.Event]:
         """Attend to what is due, for about ``seconds``. Returns what became of it.
 
-        ``wanted``: what each group needs that has to be there; None, as for groups that are not in it: it has to be
-        gone.
+        ``wanted``: what each group needs that has to be there; all others have to be gone.
         """
         events: list[m.Event] = []
         began = self._clock()
-        # One that is gone is remembered while it is wanted, so that no token is reserved twice.
-        self._known = {key: group for key, group in self._known.items() if not group.gone or wanted.get(key)}
-        for key, need in wanted.items():
-            if key not in self._known and need is None:
-                events.append(m.Removed(key[1], key[2]))
-            elif key not in self._known:
-                self._known[key] = Group()
         for key, group in self._known.items():
-            if not wanted.get(key) and not group.ends:
+            if key not in wanted and not group.ends:
                 group.ends, group.since, group.due, group.why = True, began, began, ""
-            if group.due <= began:
-                events += self._attend(key, group, None if group.ends else wanted[key])
+        ending = {key[1] for key, group in self._known.items() if group.ends}
+        for key in wanted.keys() - self._known.keys():
+            self._known[key] = Group()
+        # The ties of the machines where a GPU changes hands, and of those where Ray has not made all that it was asked.
+        next_tie = {key[1]: need.tie for key, need in wanted.items()}
+        turning = {tie for gpu, tie in next_tie.items() if gpu in ending}
+        unmade = {next_tie.get(key[1]) for key, group in self._known.items() if group.asked and not group.made}
+        for key, group in sorted(self._known.items(), key=lambda each: (not each[1].heir, each[0][2])):
+            need = None if group.ends else wanted[key]
+            turns = need is not None and need.tie in turning and not group.made
+            held_up = next_tie.get(key[1], key) in unmade and group.made if need is None else turns and not group.asked
+            if not held_up and (turns or group.due <= began):
+                events += self._attend(key, group, need, turns)
                 if self._clock() - began >= seconds:
                     break
         return events
 
-    def _attend(self, key: Key, group: Group, need: Wanted | None) -> list[m.Event]:
-        """Make the next call for a group."""
+    def _attend(self, key: Key, group: Group, need: Wanted | None, turns: bool) -> list[m.Event]:
+        """Make the next call for a group. ``turns``: as of `_call`."""
         _, gpu, token = key
         try:
-            state, group.why = self._call(key, group, need), ""
+            state, group.why = self._call(key, group, need, turns), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
             group.failing = group.failing if group.why else self._clock()
@@ -134,30 +142,43 @@ class Groups:
         lasts = now - group.since if state or group.why else 0.0
         group.due = now + min(max(LOOK_S, lasts), PAUSE_S if group.ends or group.late else ASKED_PAUSE_S)
         if state == reservations.REMOVED:
-            group.ends, group.gone, group.due = True, True, math.inf
-            return [m.Removed(gpu, token)]
+            if need is None:
+                del self._known[key]
+                for (_, other, _), each in self._known.items():
+                    each.heir |= other == gpu and (group.made or (group.heir and not group.late))
+            # Else it was taken back, or removed by somebody before its app was told of it. It is asked for again.
+            group.handle, group.asked, group.heir, group.due = None, False, group.heir and not group.late, now
+            return []
         if need is not None and state == reservations.CREATED:
             group.made, group.due = True, math.inf
-            return [m.Reserved(gpu, token, reservations.id_of(group.handle))]
+            return [m.Reservation(gpu, token, reservations.id_of(group.handle))]
         if group.why and now - self._logged >= LOG_S:
             self._logged = now
             logger.warning("themis: %s", self.trouble)
         if need is not None and not group.late and now - group.since > CREATE_S:
             group.late = True
-            return [m.NoRoom(gpu, token)]
+            return [m.Reservation(gpu, token)]
         return []
 
-    def _call(self, key: Key, group: Group, need: Wanted | None) -> str:
-        """Call Ray. Returns the state of the group, "" while it is not worth a look."""
+    def _call(self, key: Key, group: Group, need: Wanted | None, turns: bool) -> str:
+        """Call Ray. Returns the state of the group, "" while it is not worth a look.
+
+        ``turns``: if Ray has not made the group, it is taken back, since a GPU of its machine changes hands.
+        """
         if group.handle is None and group.asked:
             # A call that raised an exception may have made the group.
             group.handle = reservations.find(key)
         if group.handle is None:
-            if need is None:
+            if need is None or turns:
                 return reservations.REMOVED
             group.asked = True
             group.handle = reservations.reserve(key, need.bundle, need.tie)
             return ""
-        if need is None:
-            reservations.remove(group.handle)
+        if not group.made:
+            state = reservations.state(group.handle)
+            group.made = state == reservations.CREATED
+            # One that is to end and turns out to be made is removed in its turn.
+            if group.made or not (need is None or turns):
+                return state
+        reservations.remove(group.handle)
         return reservations.state(group.handle)

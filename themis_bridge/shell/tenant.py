@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 POLL_S = Settings.answer_s / 10
 #: Seconds after which a call of the arbiter counts as failed: well above an exchange, below the patience.
 ANSWER_S = 10.0
-#: Leases of one GPU whose groups are kept: the last one may be asked for while the next one begins.
-KEPT_GROUPS = 2
 #: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until it knows that the
 #: former driver is dead, and a busy arbiter answers late.
 JOIN_S = 1.5 * Settings.patience_s
@@ -59,8 +56,6 @@ class Tenant:
         self._agent = Agent(app, f"{app}/{uuid.uuid4().hex[:8]}", work, user, together, bundle)
         self._lock = threading.Lock()
         self._notices: list[Notice] = []
-        #: GPU -> (token, the placement group) of its last leases.
-        self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
         #: Shows Ray, and through it the arbiter, that this driver lives; None before it first finds an arbiter.
         self._life: Any = None
         #: Whether to look for the arbiter and for the sign of life before the next message: one of them may be gone.
@@ -93,9 +88,9 @@ class Tenant:
         """Whether further GPUs are on their way to this job; False if it needs no gangs."""
         return self._agent.promised > 0
 
-    def group(self, gpu: str, token: int) -> Any:
+    def group(self, lease: Gained) -> Any:
         """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
-        return next(group for known, group in self._groups[gpu] if known == token)
+        return reservations.by_id(lease.group)
 
     def vacated(self, gpu: str, token: int) -> None:
         """Nothing of this job runs under that lease of the GPU any more, so another job may have the GPU."""
@@ -151,13 +146,8 @@ class Tenant:
             with self._lock:
                 heard = self._agent.heartbeat()
             answer = ray.get(self._arbiter.hear.remote(heard), timeout=ANSWER_S)
-            # Before the agent takes the answer: if one fails, the arbiter tells it once more.
-            groups = {each.token: reservations.by_id(each.group) for each in getattr(answer, "leases", ())}
             with self._lock:
                 notices = self._agent.take(answer)
-                for notice in notices:
-                    if isinstance(notice, Gained):
-                        self._groups[notice.gpu.id].append((notice.token, groups[notice.token]))
                 self._notices += notices
         except WrongArbiter as error:
             raise ThemisError(_plain(error)) from None

@@ -77,8 +77,7 @@ class LeasedDevices(DeviceSource):
 
     def group(self, device: int) -> Any:
         if device not in self._groups:
-            lease = self._leases[device]
-            self._groups[device] = self._tenant.group(lease.gpu.id, lease.token)
+            self._groups[device] = self._tenant.group(self._leases[device])
         return self._groups[device]
 
     def leaving(self) -> list[int]:
