@@ -62,8 +62,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         #: Trials that once did not do what a resize asked: they are left alone for a while.
         self.refused: set[str] = set()
-        #: Trials whose growth has ended.
+        #: Trials whose growth has ended, and those that keep what they have.
         self.narrow: set[str] = set()
+        self.held: set[str] = set()
+        #: Why each trial waits, as it was said last.
+        self.waits: dict[str, Reason] = {}
         self.clock = 0.0
         self.send(m.GroupAnnounced("sync"), m.GroupAnnounced("asha", False), m.GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
@@ -82,7 +85,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert numbers["width"] == len(trial.on), instruction
             assert numbers.get("to", len(instruction.devices)) == len(instruction.devices), instruction
             grows = len(instruction.devices) > len(trial.on)
-            assert not grows or trial.grows, instruction
+            assert not grows or (trial.grows and instruction.trial not in self.held), instruction
             assert grows == (instruction.why.reason is Reason.IDLE_DEVICES), instruction
             assert not grows or numbers["left_to"] + numbers["resize"] < numbers["left"], instruction
 
@@ -93,6 +96,11 @@ class EngineMachine(RuleBasedStateMachine):
         # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
         check_engine(self.engine)
+        self.waits = {name: why for name, why in self.waits.items() if name in self.engine.waiting}
+        for name, why in self.engine.new_waits():
+            self.waits[name] = why.reason
+            assert not self.engine.idle_devices or why.reason not in (Reason.DEVICES_BUSY, Reason.NO_ROOM), name
+        assert set(self.waits) == set(self.engine.waiting)
         for instruction in out:
             self.carry_out(instruction)
         return out
@@ -333,11 +341,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.send(m.GangFound(name, devices))
 
     @precondition(lambda self: self.trials)
-    @rule(pick=PICK)
-    def end_growth(self, pick):
+    @rule(pick=PICK, stays=st.booleans())
+    def end_growth(self, pick, stays):
         name = list(self.trials)[pick % len(self.trials)]
-        self.narrow.add(name)
-        self.send(m.GrowthEnded(name))
+        (self.held if stays else self.narrow).add(name)
+        self.send(m.GrowthEnded(name, stays))
 
     @invariant()
     def what_must_not_grow_does_not(self):

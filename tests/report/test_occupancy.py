@@ -67,13 +67,6 @@ def test_a_lost_worker_without_a_trial_leaves_the_hold_until_the_recovery():
     assert [(i.start, i.end) for i in use.intervals] == [(0, 8), (8, 10)]
 
 
-def test_a_suspended_trial_and_a_killed_driver():
-    suspend = ev(3, "trial_suspended", trial="a")
-    use = occupancy_of([begin(0, 1), started(0, "a", 0), suspend, started(5, "a", 0), lost(7, trial="b")])
-    assert [(i.start, i.end) for i in use.intervals] == [(0, 3), (5, 7)]
-    assert (use.start, use.end, use.wall_seconds) == (0, 7, 7)
-
-
 def test_a_restored_experiment_does_not_count_the_time_between():
     killed = [begin(0, 2), started(0, "a", 0), ev(10, "trial_suspended", trial="b")]
     use = occupancy_of([*killed, begin(50, 1), started(52, "a", 0), over(60)])

@@ -38,6 +38,7 @@ def of_a_run() -> list[EventDict]:
         ev(1, "kind_found", trial="a", kind="elastic"),
         ev(2, "worker_started", worker="w", device=0, pid=1, seconds=1.0, forked=True, spare=True),
         ev(2, "spare_taken", worker="w", device=0),
+        ev(2, "trial_waits", trial="b", **{**why, "why": "devices_busy"}),
         {**started(2, "a", 0, share=0.5), **why},
         started(2, "b", 0, share=0.5),
         result(3, "b", 1, 1.0, 0.5, 2.0),

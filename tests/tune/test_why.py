@@ -115,6 +115,7 @@ def test_the_stories_of_trials_that_were_shrunk_and_tried_again(ray2: None, tmp_
     one(died, "begins anew; 2 iterations of it are done twice")
 
     failed = why(run, ids[2])
+    assert any("waits: trials hold all 2 devices" in line for line in [*died, *failed]), (died, failed)
     one(failed, "left its devices: it failed: ", "ValueError", "only once")
     one(failed, "waits again")
     assert failed[0].endswith("stopped")
