@@ -33,7 +33,7 @@ def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
     assert engine.demand(8).growing == 0, "nothing is known of it"
     measured(engine, "a")
     assert engine.demand(8).growing == 1 and engine.demand(0).growing == 0
-    engine.handle(m.GrowthEnded("a"), now=2.0)
+    engine.handle(m.GrowthEnded("a", stays=True), now=2.0)
     assert engine.demand(8) == DeviceDemand()
     assert engine.handle(m.DeviceGained(1), now=3.0) == []
 

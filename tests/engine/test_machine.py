@@ -62,9 +62,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         #: Trials that once did not do what a resize asked: they are left alone for a while.
         self.refused: set[str] = set()
-        #: Trials whose growth has ended, and those that keep what they have.
+        #: Trials whose growth has ended.
         self.narrow: set[str] = set()
-        self.held: set[str] = set()
         #: Why each trial waits, as it was said last.
         self.waits: dict[str, Reason] = {}
         self.clock = 0.0
@@ -85,7 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert numbers["width"] == len(trial.on), instruction
             assert numbers.get("to", len(instruction.devices)) == len(instruction.devices), instruction
             grows = len(instruction.devices) > len(trial.on)
-            assert not grows or (trial.grows and instruction.trial not in self.held), instruction
+            assert not grows or trial.grows, instruction
             assert grows == (instruction.why.reason is Reason.IDLE_DEVICES), instruction
             assert not grows or numbers["left_to"] + numbers["resize"] < numbers["left"], instruction
 
@@ -344,7 +343,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(pick=PICK, stays=st.booleans())
     def end_growth(self, pick, stays):
         name = list(self.trials)[pick % len(self.trials)]
-        (self.held if stays else self.narrow).add(name)
+        self.narrow |= set() if stays else {name}
         self.send(m.GrowthEnded(name, stays))
 
     @invariant()

@@ -115,7 +115,8 @@ def a_wide_trial_is_slow() -> tuple[list[m.Instruction], str]:
 
 @scenario(Reason.GROWTH_ENDED)
 def a_loop_cannot_be_divided() -> tuple[list[m.Instruction], str]:
-    return wide()(m.GrowthEnded("a")), "several workers do not help it"
+    assert wide()(m.GrowthEnded("a", stays=True)) == []
+    return wide()(m.GrowthEnded("a")), "several workers do not help it: 1 device instead of 2"
 
 
 @scenario(Reason.LEAVING_DEVICE)
