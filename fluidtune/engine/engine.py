@@ -16,7 +16,8 @@ from fluidtune.engine.estimates import base_seconds, current_width, height, iter
 from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
 from fluidtune.engine.messages import Event, Instruction
 from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
-from fluidtune.engine.placing import devices_wanted, start_waiting
+from fluidtune.engine.placing import devices_wanted, new_waits, start_waiting
+from fluidtune.engine.reasons import Why
 from fluidtune.engine.resizing import (
     clear_leaving_devices,
     leave_lost_devices,
@@ -166,6 +167,10 @@ class Engine:
     def waiting_count(self) -> int:
         """Number of trials that wait."""
         return len(self._state.waiting)
+
+    def new_waits(self) -> list[tuple[str, Why]]:
+        """Each trial that has begun to wait since this was asked last, or waits for another reason now, and why."""
+        return new_waits(self._state)
 
     # Views: what is known
 

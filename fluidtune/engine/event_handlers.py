@@ -135,7 +135,8 @@ def _on_can_grow(event: m.CanGrow, state: State, now: float) -> Iterable[m.Instr
 
 @apply_event.register
 def _on_growth_ended(event: m.GrowthEnded, state: State, now: float) -> Iterable[m.Instruction]:
-    known_trial(state, event.trial).growth = "ended"
+    trial = known_trial(state, event.trial)
+    trial.growth = "held" if event.stays and trial.growth != "ended" else "ended"
     state.reconsider = True
     return ()
 

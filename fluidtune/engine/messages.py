@@ -31,18 +31,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Something that the shell must do, and ``why``.
-
-    Two instructions are equal if they ask for the same, whatever the reason. Raises ValueError for a reason that such
-    an instruction cannot have (`reasons.Reason.instructions`).
-    """
+    """Something that the shell must do, and ``why``, which does not count where two instructions are compared."""
 
     why: Why = field(compare=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        names = self.why.reason.instructions
-        if not any(kind.__name__ in names for kind in type(self).__mro__):
-            raise ValueError(f"{self!r}: this reason is one of {', '.join(names)}")
 
 
 @dataclass(frozen=True)
@@ -135,11 +126,13 @@ class CanGrow(Event):
 
 @dataclass(frozen=True)
 class GrowthEnded(Event):
-    """Several workers do not help the trial, although it seemed to be able to grow: it must not be given more devices
-    again.
+    """The trial must not be given more devices again, although it seemed to be able to grow.
+
+    ``stays``: it keeps those that it has, as further workers of it always fail; else several workers do not help it.
     """
 
     trial: str
+    stays: bool = False
 
 
 @dataclass(frozen=True)

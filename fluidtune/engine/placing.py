@@ -1,4 +1,5 @@
-"""Decides what starts now and on which devices: StaticFluid's widths, placed in the order of the queue.
+"""Decides what starts now and on which devices, and why what waits does not: StaticFluid's widths, placed in the order
+of the queue.
 
 It never takes a device from a running trial (that is `resizing`), never lets trials share a device while one is idle,
 and never leaves a device idle that the next trial could use. If the next trial needs several whole devices of one node,
@@ -78,6 +79,37 @@ def devices_wanted(state: State) -> int:
         places[line.group.name] -= count
         total += count * line.gang
     return total
+
+
+def why_waits(state: State, line: Line) -> Why:
+    """Why no trial of ``line`` starts now. It asks what `start_waiting` asks, after that has started what it can."""
+    table, group, waiting = state.devices, line.group, len(state.waiting)
+    if not len(table):
+        if table.leaving:
+            return because(Reason.DEVICES_LEAVING, leaving=len(table.leaving), waiting=waiting)
+        return because(Reason.NO_DEVICE, waiting=waiting)
+    if group.places <= 0:
+        return because(Reason.GROUP_FULL, running=group.running, at_once=group.concurrency or 0)
+    if line.gang > 1 and table.node_to_empty(line.gang) is None:
+        return because(Reason.NODE_SMALL, asked=line.gang, largest=max(table.size.values()))
+    if line.gang > 1:
+        return because(Reason.NODE_BUSY, asked=line.gang)
+    if table.idle:
+        return because(Reason.KEPT_IDLE, idle=len(table.idle), waiting=waiting)
+    if state.sharing is not None and table.has_open():
+        return because(Reason.NO_ROOM, waiting=waiting)
+    return because(Reason.DEVICES_BUSY, there=len(table), waiting=waiting)
+
+
+def new_waits(state: State) -> list[tuple[str, Why]]:
+    """Each trial that waits for another reason than when this was asked last, or has begun to wait since."""
+    out: list[tuple[str, Why]] = []
+    for line in state.waiting.lines():
+        why = why_waits(state, line)
+        same = line.why is not None and line.why.reason is why.reason
+        out += ((trial.name, why) for trial in (line.unsaid.values() if same else line.trials))
+        line.why, line.unsaid = why, {}
+    return out
 
 
 def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float, why: Why) -> Start:

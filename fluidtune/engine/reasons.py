@@ -1,153 +1,131 @@
-"""Why the engine gives an instruction: a closed list of reasons, and the numbers that decided.
+"""Why the engine gives an instruction, why a trial waits, and why one is refused: a closed list of reasons, with the
+numbers that decided.
 
-Nothing is decided here. The modules that decide make a `Why` with each instruction. A new reason is a member of
-`Reason`, used where it decides, a row in docs/engine.md, and a scenario in tests/engine/test_reasons.py.
+Nothing is decided here. The modules that decide make a `Why` with each instruction, wait and refusal. A new reason is a
+member of `Reason`, used where it decides, a row in docs/engine.md, and a scenario in tests/engine/test_reasons.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from string import Formatter
 from typing import Any
 
 
 class Reason(Enum):
-    """Each member: the instructions that it may have, what it means, the same with numbers, and their names.
+    """Each member: its sentence, and of a wait or a refusal a remedy.
 
-    In the second text ``{name:noun}`` is the number with the noun ("3 trials"), ``{name:s}`` a duration, ``{name:%}`` a
-    part.
+    docs/engine.md says when each comes about. In a sentence ``{name:noun}`` is the number with the noun ("3 trials"),
+    ``{name:s}`` a duration, ``{name:%}`` a part.
     """
 
-    #: Names of the instructions; a `Resume` is a `Start`.
-    instructions: tuple[str, ...]
-    #: One line for the documentation.
-    meaning: str
     #: The sentence of one case.
     template: str
-    #: Names of its numbers, whose units are in docs/engine.md.
+    #: Names of the numbers in it, whose units are in docs/engine.md.
     numbers: tuple[str, ...]
+    #: Of a wait or a refusal: what a user can do, or what ends it; else "".
+    remedy: str
 
-    FREE_DEVICE = (("Start",), "A device was idle.", "{idle:device} idle, {waiting:trial} waiting", ("waiting", "idle"))
-    SPARE_DEVICES = (
-        ("Start",),
-        "More devices were idle than the waiting trials need.",
-        "{idle:device} idle, {waiting:trial} waiting; {left_to:s} left on {to:device}, {left:s} on one",
-        ("waiting", "idle", "to", "left", "left_to"),
-    )
-    NODE_FREE = (
-        ("Start",),
-        "One node had all the devices that the trial needs at once.",
-        "one node had the {to:device} that it needs at once, {waiting:trial} waiting",
-        ("waiting", "to"),
-    )
+    FREE_DEVICE = "{idle:device} idle, {waiting:trial} waiting"
+    SPARE_DEVICES = "{idle:device} idle, {waiting:trial} waiting; {left_to:s} left on {to:device}, {left:s} on one"
+    NODE_FREE = "one node had the {to:device} that it needs at once, {waiting:trial} waiting"
     OPEN_SHARE = (
-        ("Start",),
-        "No device was idle, and a divided one had a free share.",
-        "a device that is divided for {slots:trial} had room, and now has {there:trial}; {waiting:trial} waiting",
-        ("waiting", "there", "slots"),
+        "a device that is divided for {slots:trial} had room, and now has {there:trial}; {waiting:trial} waiting"
     )
-    PACKING = (
-        ("Start",),
-        "No device was idle, and more trials may share a device than were on this one.",
-        "no device idle, {waiting:trial} waiting, and up to {limit:trial} may share a device: it now has {there}",
-        ("waiting", "there", "limit"),
-    )
+    PACKING = "no device idle, {waiting:trial} waiting, and up to {limit:trial} may share a device: it now has {there}"
     PACKING_SAMPLED = (
-        ("Start",),
-        "No device was idle, and it is measured on one device whether one trial more than c pays.",
-        "no device idle, {waiting:trial} waiting; it is measured if {tried:trial} on one device pay, so far {limit}",
-        ("waiting", "tried", "limit"),
+        "no device idle, {waiting:trial} waiting; it is measured if {tried:trial} on one device pay, so far {limit}"
     )
     IDLE_DEVICES = (
-        ("Resize",),
-        "Devices were idle, no trial waited for them, and the trial will be done sooner with them.",
         "{idle:device} idle, no trial waits for them; {left_to:s} left on {to:device} instead of {left:s} on {width},"
-        " and a resize costs {resize:s}",
-        ("idle", "width", "to", "left", "left_to", "resize"),
+        " and a resize costs {resize:s}"
     )
     WAITING_TRIALS = (
-        ("Resize",),
-        "Waiting trials lack devices, and the trial needs fewer device-seconds when it is narrower, or its end is"
-        " unknown.",
-        "{waiting:trial} waiting, for which {wanted:device} lacked; {left_to:s} left on {to:device} instead of {left:s}"
-        " on {width}",
-        ("waiting", "wanted", "width", "to", "left", "left_to"),
+        "{waiting:trial} waiting, for which {wanted:device} lacked; {left_to:s} left on {to:device} instead of"
+        " {left:s} on {width}"
     )
     BALANCE = (
-        ("Resize",),
-        "Trials that would end later at their widths lack devices (DynamicFluid), and the trial needs fewer"
-        " device-seconds when it is narrower.",
         "trials that would end later at their widths can use its devices; {left_to:s} left on {to:device} instead of"
-        " {left:s} on {width}",
-        ("width", "to", "left", "left_to"),
+        " {left:s} on {width}"
     )
-    SLOWER = (
-        ("Resize",),
-        "The trial turned out slower at its width than at a smaller one.",
-        "an iteration takes {seconds:s} on {width:device}, and {seconds_to:s} on {to}",
-        ("width", "to", "seconds", "seconds_to"),
-    )
-    GROWTH_ENDED = (
-        ("Resize",),
-        "Several workers do not help the trial.",
-        "several workers do not help it",
-        ("width", "to"),
-    )
-    LEAVING_DEVICE = (
-        ("Resize", "Suspend"),
-        "Devices of the trial will be lost soon, as at the end of a lease, on a node that Ray drains, or when the "
-        "driver is to end.",
-        "{leaving} of its {width:device} will be lost soon",
-        ("width", "leaving"),
-    )
+    SLOWER = "an iteration takes {seconds:s} on {width:device}, and {seconds_to:s} on {to}"
+    GROWTH_ENDED = "several workers do not help it: {to:device} instead of {width}"
+    LEAVING_DEVICE = "{leaving} of its {width:device} will be lost soon"
     PACKING_REJECTED = (
-        ("Suspend",),
-        "It was measured that one trial more on the device does not pay.",
         "beside others an iteration takes {ratio} times as long as the {alone:s} alone: the last of {tried:trial} adds"
-        " {benefit:%} of a device, and above {least:%} is worth it",
-        ("tried", "samples", "alone", "ratio", "benefit", "least"),
+        " {benefit:%} of a device, and above {least:%} is worth it; {samples:iteration} measured"
     )
     PACKING_HOPELESS = (
-        ("Suspend",),
-        "One iteration beside the other trials of the device was far too slow.",
         "one iteration among {tried:trial} took {ratio} times as long as the {alone:s} alone, and {most} times is the"
-        " limit",
-        ("tried", "alone", "ratio", "most"),
+        " limit"
     )
     OWN_DEVICE = (
-        ("Suspend",),
-        "A device was idle, and the trial, which shares one, will be done sooner on its own.",
-        "{idle:device} idle; {left_to:s} left on {to:device} of its own instead of {left:s} at its share of {width}",
-        ("idle", "width", "to", "left", "left_to"),
+        "{idle:device} idle; {left_to:s} left on {to:device} of its own instead of {left:s} at its share of {width}"
     )
-    TRIAL_LEFT = (
-        ("Release",),
-        "Tune paused or ended the trial, or its suspension is done.",
-        "the trial has left its devices",
-        (),
+    TRIAL_LEFT = "the trial has left its devices"
+    RESIZE_DONE = "the trial now has {to:device}"
+    RESIZE_FAILED = "the trial stays on {to:device}"
+    WORKER_LOST = "the trial lost a worker, and has {to:device} now"
+    DEVICE_LOST = "the trial lost a device"
+    DEVICES_BUSY = (
+        "trials hold all {there:device}, {waiting:trial} waiting",
+        "it starts when a device is free and no trial is before it; more devices, or trials that share one, make that"
+        " sooner",
     )
-    RESIZE_DONE = (("Release",), "A resize to fewer devices is done.", "the trial now has {to:device}", ("to",))
-    RESIZE_FAILED = (
-        ("Release",),
-        "A resize was not done, and the devices that were promised are free again.",
-        "the trial stays on {to:device}",
-        ("to",),
+    NO_DEVICE = (
+        "the job has no device, {waiting:trial} waiting",
+        "`fluidtune doctor` says which devices Ray has, and `fluidtune arbiter status` why a job has no lease",
     )
-    WORKER_LOST = (
-        ("Release",),
-        "The trial lost a worker: it goes on with the others, or waits to start again.",
-        "the trial lost a worker, and has {to:device} now",
-        ("to",),
+    DEVICES_LEAVING = (
+        "the job has only {leaving:device} that will be lost soon, {waiting:trial} waiting",
+        "it starts on the next device that the job gets",
     )
-    DEVICE_LOST = (
-        ("Release", "Resize"),
-        "One of the trial's devices is gone: it goes on with the others, or leaves them if its first worker was there.",
-        "the trial lost a device",
-        (),
+    GROUP_FULL = (
+        "{running:trial} of its group run, and {at_once} may at once",
+        "a larger TuneConfig(max_concurrent_trials=...), or none",
+    )
+    NODE_BUSY = (
+        "it asks for {asked:device} of one node, and no node has so many idle",
+        "devices of one node are kept idle for it when it is next",
+    )
+    KEPT_IDLE = (
+        "{idle:device} idle, kept for a trial that needs several of one node; {waiting:trial} waiting",
+        "it starts after that trial has started; trials that ask for fewer devices make that sooner",
+    )
+    NO_ROOM = (
+        "no device that others hold has room for it, as far as its need of memory is known; {waiting:trial} waiting",
+        "it starts when trials leave a device; less memory for each trial makes that sooner",
+    )
+    PAUSED = (
+        "Tune paused it",
+        "its algorithm says when it goes on or ends, often when the other trials of its group have reported",
+    )
+    NODE_SMALL = (
+        "it asks for {asked:device} of one node, and no node of the job has more than {largest}",
+        "ask for less, or start a larger node",
+    )
+    JOB_SMALL = (
+        "it asks for {asked:device}, and the job may have {largest}",
+        "ask for less, or give the job more devices",
+    )
+    GPU_PARTS = ("it asks for {asked} GPUs", "ask for a whole number or for 1 or less")
+    LEASED_FEWER = (
+        "it asks for {asked:device}, the first trial of the job for {first}, which the arbiter leases together",
+        "let the first trial ask for as many, or run the job without arbiter",
+    )
+    RESOURCE_LACKING = (
+        "it asks for {asked} {resource}, the job's first trial for {first}, and its workers are made for that one",
+        'let the first trial ask for as much, too; for GPU or CPU, or give the job devices="gpu" or "cpu"',
+    )
+    SEVERAL_BUNDLES = (
+        "it asks for several bundles or a certain place ({resource}), the job's first trial for one bundle anywhere",
+        "ask for one in all of them, or let the job have its devices on demand",
     )
 
-    def __init__(self, instructions: tuple[str, ...], meaning: str, template: str, numbers: tuple[str, ...]) -> None:
-        self.instructions, self.meaning, self.template, self.numbers = instructions, meaning, template, numbers
+    def __init__(self, template: str, remedy: str = "") -> None:
+        self.template, self.remedy = template, remedy
+        self.numbers = tuple(dict.fromkeys(name for _, name, _, _ in Formatter().parse(template) if name))
 
     @property
     def label(self) -> str:
@@ -169,13 +147,13 @@ class _Number(float):
 
 @dataclass(frozen=True)
 class Why:
-    """Why an instruction was given: a reason, and by name the numbers that decided, in the order of `Reason.numbers`.
+    """A reason of one case, and by name the numbers that decided, in the order of `Reason.numbers`. A name is a text.
 
     Raises ValueError for other numbers than those of the reason.
     """
 
     reason: Reason
-    numbers: tuple[tuple[str, float], ...]
+    numbers: tuple[tuple[str, float | str], ...]
 
     def __post_init__(self) -> None:
         given = tuple(name for name, _ in self.numbers)
@@ -185,14 +163,17 @@ class Why:
     @property
     def words(self) -> str:
         """The reason and its numbers in words, for people."""
-        return self.reason.template.format_map({name: _Number(number) for name, number in self.numbers})
+        return self.reason.template.format_map(
+            {name: number if isinstance(number, str) else _Number(number) for name, number in self.numbers}
+        )
 
     def as_fields(self) -> dict[str, Any]:
         """The fields of an event in the event log that say why."""
         return {"reason": self.words, "why": self.reason.label, "numbers": dict(self.numbers)}
 
 
-def because(reason: Reason, **numbers: float) -> Why:
+def because(reason: Reason, **numbers: float | str) -> Why:
     """The reason with its numbers, given in any order. Raises ValueError if they are not those of the reason."""
-    known = tuple((name, float(numbers.pop(name))) for name in reason.numbers if name in numbers)
+    numbers = {name: number if isinstance(number, str) else float(number) for name, number in numbers.items()}
+    known = tuple((name, numbers.pop(name)) for name in reason.numbers if name in numbers)
     return Why(reason, (*known, *numbers.items()))

@@ -15,8 +15,9 @@ from fluidtune.engine.speed import GroupSpeed, TrialSpeed
 #: told to leave. ``paused``: Tune let go of it and may add it again. ``ended``: Tune is done with it.
 Status = Literal["waiting", "running", "suspending", "paused", "ended"]
 
-#: Whether a trial can have several workers. ``unknown``: it has not shown that it can. ``ended``: they do not help it.
-Growth = Literal["unknown", "possible", "ended"]
+#: Whether a trial can have several workers. ``unknown``: it has not shown that it can. ``held``: it must not have more
+#: than it has. ``ended``: they do not help it.
+Growth = Literal["unknown", "possible", "held", "ended"]
 
 #: Every change of status that there is, with the events and instructions that cause it. A trial is ``waiting`` at
 #: first. docs/engine.md shows the same as a diagram, and a test holds the two equal.

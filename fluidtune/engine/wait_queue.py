@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from fluidtune.engine.reasons import Why
 from fluidtune.engine.trial import Group, Trial
 
 
@@ -38,6 +39,9 @@ class Line:
     gang: int
     #: By order, and by number where the order is the same.
     trials: list[Trial] = field(default_factory=list)
+    #: Why its trials wait, as `placing.new_waits` said last, and those that have come since.
+    why: Why | None = None
+    unsaid: dict[str, Trial] = field(default_factory=dict)
 
     @property
     def by_path(self) -> bool:
@@ -78,11 +82,12 @@ class WaitQueue:
             line = self._lines[key] = Line(key, trial.first, turn is not None, group, trial.gang)
         trial.order = turn if turn is not None else -path if line.by_path else 0.0
         insort(line.trials, trial, key=_place)
-        self._where[trial.name] = line
+        self._where[trial.name], line.unsaid[trial.name] = line, trial
 
     def remove(self, trial: Trial) -> None:
         """Takes ``trial`` out, which must be in the queue."""
         line = self._where.pop(trial.name)
+        line.unsaid.pop(trial.name, None)
         del line.trials[bisect_left(line.trials, _place(trial), key=_place)]
         if not line.trials:
             del self._lines[line.key]

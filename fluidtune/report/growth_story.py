@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from itertools import pairwise
-from typing import Any
 
 from fluidtune.report.causes import NO_REASON, words_of
 from fluidtune.report.fold import Fold, Trial
 from fluidtune.report.summary import duration, plural
 
-#: Notes with which a resize of the trial begins, or ends without being done.
-RESIZES = ("resize_started", "resize_failed", "trial_started", "trial_ended", "trial_suspended")
-
 
 def never_grew(fold: Fold, trial: Trial) -> str | None:
-    """The sentence that says why; None if it grew, or if its devices are what it asks for."""
+    """The sentence that says why; None if it grew, was on no device, or has the devices that it asks for."""
     asked = [note.event["share"] for note in trial.noted("trial_added") if note.event.get("share")]
     if asked and asked[-1] > 1:
         return f"It was never resized: it asks for {plural(int(asked[-1]), 'device')} at once."
-    if any(len(span.devices) > 1 for span in fold.spans_of(trial.trial)):
+    spans = fold.spans_of(trial.trial)
+    if not spans or any(len(span.devices) > 1 for span in spans):
         return None
     return f"It never grew: {_why(fold, trial)}."
 
 
 def _why(fold: Fold, trial: Trial) -> str:
-    if not fold.spans_of(trial.trial):
-        return "it has not been on a device"
     for note in reversed(trial.noted("growth_ended")):
-        return f"several workers do not help it: {words_of(note.event) or NO_REASON}"
+        return words_of(note.event) or NO_REASON
     if (fold.head.get("settings") or {}).get("max_workers") == 1:
         return "max_workers=1"
     if not trial.growable:
@@ -55,27 +49,10 @@ def _why(fold: Fold, trial: Trial) -> str:
 
 
 def _seconds_beside_idle(fold: Fold, trial: Trial) -> tuple[float, float]:
-    """Seconds in which it ran while a device was idle, and those of them in which no trial waited.
-
-    Seconds in which a resize of it was under way do not count.
-    """
-    spans = fold.spans_of(trial.trial)
-    # Seconds, what changes then, and to what. The order of equal times is that of the list.
-    steps: list[tuple[float, str, Any]] = []
-    for span in spans:
-        steps += [(span.start, "held", True), (min(span.end, fold.now), "held", False)]
-    for note in trial.notes:
-        if note.name in RESIZES or note.resize:
-            steps.append((note.at, "resizing", note.name == "resize_started"))
-    begins = [at for at, _, _ in fold.load]
-    first, last = max(0, bisect_right(begins, spans[0].start) - 1), bisect_right(begins, spans[-1].end)
-    steps += ((at, "load", (idle, not waiting)) for at, idle, waiting in fold.load[first:last])
-    now: dict[str, Any] = {"held": False, "resizing": False, "load": (False, False)}
-    beside_idle = unused = 0.0
-    for (at, what, value), (until, _, _) in pairwise(sorted(steps, key=lambda step: step[0])):
-        now[what] = value
-        idle, alone = now["load"]
-        if now["held"] and not now["resizing"] and idle:
-            beside_idle += until - at
-            unused += (until - at) * alone
+    """Seconds in which it ran while a device was idle, and those of them in which no trial waited."""
+    spans, beside_idle, unused = fold.spans_of(trial.trial), 0.0, 0.0
+    for (at, idle, waiting), (until, _, _) in pairwise([*fold.load, (fold.now, False, 0)]):
+        if idle:
+            held = sum(max(0.0, min(until, span.end) - max(at, span.start)) for span in spans)
+            beside_idle, unused = beside_idle + held, unused + (0.0 if waiting else held)
     return beside_idle, unused

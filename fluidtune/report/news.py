@@ -16,7 +16,7 @@ NEWS = {
     "recovered": "{trial} is in another worker, with {iteration} iterations reported",
     "resize_failed": "{trial} was not resized{because}",
     "not_committed": "{trial} has no commit of its last iteration{because}",
-    "growth_ended": "{trial} has one worker from now on{because}",
+    "growth_ended": "{trial} does not grow from now on{because}",
     "room_lacking": "device {device} has no room for {trial}{because}",
     "trial_silent": "{trial} has not reported for {seconds:.0f} s",
     "serving_failed": "the models cannot be served{because}",

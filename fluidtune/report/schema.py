@@ -100,6 +100,7 @@ SCHEMA = {
         "trial_added": "trial:text group:text kind:text iterations:amount? share?:amount name? growable? parameters?",
         "kind_found": "trial:text kind:text",
         "can_grow": "trial:text",
+        "trial_waits": "trial:text reason why numbers",
         "trial_started": "trial:text devices:places share:amount resumed:given reason? why? numbers?",
         "trial_result": "trial:text iteration:amount seconds:amount width:amount metric:number? iterations?:count"
         " began?:number memory? kept?",
@@ -113,7 +114,7 @@ SCHEMA = {
         "growth_ended": "trial:text reason",
         "suspend_asked": "trial:text reason why? numbers?",
         "trial_suspended": "trial:text reason?",
-        "trial_ended": "trial:text ending:text reason?",
+        "trial_ended": "trial:text ending:text reason? why? numbers?",
         "worker_started": "worker device:whole pid seconds:amount forked? spare? mps?",
         "spare_taken": "worker device",
         "worker_lost": "worker:given device:whole reason trial?:text?",

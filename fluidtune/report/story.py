@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fluidtune.report.causes import NO_REASON, label_of, words_of
+from fluidtune.report.causes import NO_REASON, label_of, remedy_of, wait_of, words_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Note, Resize, Run, Span, Trial, fold_of
 from fluidtune.report.growth_story import never_grew
 from fluidtune.report.summary import duration, plural, restored
+from fluidtune.report.terminal_text import listed
 
 #: A story of at most this many entries, which fit a terminal, is told whole.
 TOLD_WHOLE = 40
@@ -25,11 +26,14 @@ TOLD_WHOLE = 40
 #: time, and the third says that it goes on.
 TOLD_FIRST = 3
 #: Event -> its kind, and its sentence. ``reason``: a colon and the event's reason in words, if it has one; ``because``:
-#: the same, or that the log has none.
+#: the same, or that the log has none. ``took``: its seconds.
 SENTENCES = {
+    "trial_waits": ("waits", "waits{because}"),
+    "trial_silent": ("silent", "did not report for {took}"),
+    "divided": ("divided", "its calls are divided among {workers} workers, {took} after the last of them had come"),
     "can_grow": ("can grow", "can have several workers, as a trial of its trainable has shown"),
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
-    "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
+    "growth_ended": ("growth ended", "does not grow from now on{reason}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
     "recovered": ("recovered", "another worker has it, with {iteration} iterations reported{reason}"),
     "room_lacking": ("no room", "device {device} had no room for it{reason}"),
@@ -43,8 +47,8 @@ STEERED = {
     "keep": "that it goes on when the algorithm wants to stop it",
     "clone": "for a clone of it",
 }
-#: What the trial does after an event. After `trial_ended` it has the event's ending.
-STATES = {"trial_added": "waits", "trial_started": "runs", "trial_suspended": "waits", "worker_lost": "waits"}
+#: States of a trial that was neither paused nor has ended.
+GOING = ("waiting", "running", "resizing", "silent")
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,21 @@ def story_of(run: Run, trial: str) -> Story:
     of = f" of {fold.head['run']}" if fold.head.get("run") else ""
     kind = f"{its.sort}, " if its.sort else ""
     count = plural(its.iterations, "iteration") + " reported"
-    states = [state for note in its.notes if (state := STATES.get(note.name, note.event.get("ending")))]
-    state = states[-1] if states else "never ran"
-    state += " at the end of the log" if state in STATES.values() else ""
+    state = f"{its.state} at the end of the log" if its.state in GOING else its.state
     head = f"trial {trial}{named}{of}: {kind}{count}, {state}"
-    end = [never_grew(fold, its)] if entries else []
+    end = [_wait(fold, its), never_grew(fold, its)] if entries else []
     return Story(fold.origin, head, tuple(entries), tuple(filter(None, end)))
+
+
+def _wait(fold: Fold, trial: Trial) -> str | None:
+    """What the trial waits for at the end of the log, or why it was refused, and what can be done."""
+    event = wait_of(trial)
+    if event is None or (fold.over and trial.state == "paused"):
+        return None
+    going = [other.trial for other in fold.trials.values() if other.group == trial.group and other.state in GOING]
+    others = f", and {listed(going)} of its group did not" if going and trial.state == "paused" else ""
+    said = "was refused" if trial.state == "failed" else "waits"
+    return f"It {said}: {words_of(event)}{others}. What can be done: {remedy_of(event)}."
 
 
 def _devices(devices: Sequence[int]) -> str:
@@ -160,11 +173,6 @@ def _with(event: EventDict) -> str:
     """The event's reason behind a colon; nothing if it has none."""
     words = words_of(event)
     return f": {words}" if words else ""
-
-
-def sentence_of(event: EventDict) -> str:
-    """What the story of the event's trial says of it, for an event of `SENTENCES`."""
-    return SENTENCES[event["event"]][1].format_map({**event, "reason": _with(event), "because": _because(event)})
 
 
 def _values(steered: EventDict) -> str:
@@ -268,7 +276,9 @@ class _Teller:
             tell(event)
 
     def _sentence(self, event: EventDict) -> None:
-        self._tell(SENTENCES[event["event"]][0], sentence_of(event))
+        kind, sentence = SENTENCES[event["event"]]
+        more = {"reason": _with(event), "because": _because(event), "took": duration(event.get("seconds", 0.0))}
+        self._tell(kind, sentence.format_map({**event, **more}))
 
     def _on_trial_added(self, event: EventDict) -> None:
         left = event["iterations"]
@@ -288,9 +298,6 @@ class _Teller:
         self._width, self._last = len(devices) * share, devices
         text = f"{verb} on {_devices(devices)}{part}{_because(event)}"
         self._tell(_kind_of(verb, event), text, self._width)
-
-    def _on_trial_silent(self, event: EventDict) -> None:
-        self._tell("silent", f"did not report for {duration(float(event['seconds']))}")
 
     def _resized(self, resize: Resize, event: EventDict) -> None:
         cause, devices, width = self._note.cause, resize.after.devices, resize.after.width
@@ -321,10 +328,6 @@ class _Teller:
         found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"
         self._tell("growth checked", f"calls of {event.get('module', 'a module')} {found}{_with(event)}")
 
-    def _on_divided(self, event: EventDict) -> None:
-        took = f"{duration(event['seconds'])} after the last of them had come"
-        self._tell("divided", f"its calls are divided among {event['workers']} workers, {took}")
-
     def _on_suspend_asked(self, event: EventDict) -> None:
         kind = _kind_of("asked to leave", event)
         self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
@@ -345,5 +348,6 @@ class _Teller:
         if ending == "paused":
             text = f"left its devices{_with(event)}" if words else "was paused by Tune"
         else:
-            text = f"{'failed' if ending == 'failed' else 'was stopped'}{_with(event)}"
+            failed = "was refused" if remedy_of(event) else "failed"
+            text = f"{failed if ending == 'failed' else 'was stopped'}{_with(event)}"
         self._tell("left" if words and ending == "paused" else ending, text)

@@ -172,6 +172,8 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
     life.losses.forgive()
     life.done_here += 1
     crew.facts = crew.facts if final else facts
+    if facts.width >= crew.failed_at:
+        crew.failed_growths.clear()
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         _is_of(life, reply.kind)

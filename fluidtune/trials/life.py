@@ -19,7 +19,8 @@ from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
 
 #: How many of its latest events an error of a trial's life shows.
 STORY_LENGTH = 20
-#: A trial whose workers die this many times without one iteration done in between is itself at fault.
+#: A trial whose workers die this many times without one iteration done in between is itself at fault. Of its followers,
+#: the resizes count whose workers fail without one iteration of as many in between.
 MAX_DEATHS = 3
 #: A trial is failed, too, when it loses this many workers through the cluster's fault without one iteration done in
 #: between: before they had started, or together with their node.
@@ -145,8 +146,10 @@ class Crew:
     facts: GroupFacts = field(default_factory=GroupFacts)
     #: The trial must not have several workers again.
     growth_ended: bool = False
-    #: How many of its followers ended by an error of their own.
-    follower_errors: int = 0
+    #: How many workers it had, the lost one included, when a follower failed last, and the numbers of the resizes whose
+    #: workers have failed since so many workers did an iteration.
+    failed_at: int = 0
+    failed_growths: set[int] = field(default_factory=set)
 
     @property
     def width(self) -> int:

@@ -300,10 +300,13 @@ class Attached(Event):
 
 @dataclass(frozen=True)
 class NotAttached(Event):
-    """A new worker does not follow the leader, for this reason. ``late``: it has not answered in time."""
+    """A new worker does not follow the leader, for this reason.
+
+    ``late``: it has not answered in time. ``over``: its device is gone.
+    """
 
     worker: Worker
-    how: Literal["refused", "died", "late"]
+    how: Literal["refused", "died", "late", "over"]
     why: str
 
 

@@ -107,12 +107,13 @@ def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
     crew, worker, how = life.crew, event.worker, event.how
     if crew.followers.get(worker.device) is not worker:
         return
+    width = crew.width
     del crew.followers[worker.device]
     if how != "died":
         life.order(m.Unload(worker, "short"))
     _go_on_without(life, worker, event.why)
-    if how == "error":
-        follower_failed(life, event.why)
+    if how != "over":
+        follower_failed(life, width, event.why or "a death")
 
 
 def _go_on_without(life: TrialLife, lost: m.Worker, why: str) -> None:

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife, on_event
-
-#: Followers that may be refused, or end by an error of their own, before their trial is not grown any more. Judgement:
-#: one may have met with what passes.
-MAX_FOLLOWER_ERRORS = 2
-#: Why a resize has failed, in the event log.
-CANNOT_GROW = "several workers do not help the trial"
-OUT_OF_REACH = "its leader is not reached from another node"
+from fluidtune.trials.life import MAX_DEATHS, LifeError, TrialLife, on_event
 
 
 def begin_resize(life: TrialLife) -> None:
@@ -48,11 +41,12 @@ def begin_resize(life: TrialLife) -> None:
 
 def _out_of_reach(life: TrialLife) -> None:
     """Nodes have come to a cluster that had one: the leader is reached from there when it is loaded anew."""
+    why = "its leader is not reached from another node"
     if life.commits:
-        ask_to_leave(life, f"it is to have workers on several nodes, and {OUT_OF_REACH}")
+        ask_to_leave(life, f"it is to have workers on several nodes, and {why}")
         life.order(m.Write("suspend_asked", reason=life.leaves_for))
     else:
-        cancel_resize(life, OUT_OF_REACH)
+        cancel_resize(life, why)
 
 
 def _resized(life: TrialLife, changed: bool = True) -> None:
@@ -92,24 +86,29 @@ def cancel_resize(life: TrialLife, reason: str) -> None:
     life.order(failed, m.Tell(engine.ResizeFailed(life.trial, crew.devices)))
 
 
-def end_growth(life: TrialLife, reason: str) -> None:
-    """The trial must not have several workers again. The engine has it shrunk to one."""
-    if life.crew.growth_ended:
-        return
-    life.crew.growth_ended = True
-    warning = m.Warn(f"trial {life.trial} goes on with one worker: {reason}")
-    life.order(m.Write("growth_ended", reason=reason), warning)
-    if life.crew.change == "attaching":
-        cancel_resize(life, CANNOT_GROW)
-    life.order(m.Tell(engine.GrowthEnded(life.trial)))
-
-
-def follower_failed(life: TrialLife, reason: str) -> None:
-    """A further worker failed by itself. The trial goes on, but the second time it does not grow again."""
+def end_growth(life: TrialLife, reason: str, stays: bool = False) -> None:
+    """The trial is not to grow again. ``stays``: it keeps the workers that it has; else it is shrunk to one."""
     crew = life.crew
-    crew.follower_errors += 1
-    if crew.follower_errors >= MAX_FOLLOWER_ERRORS:
-        end_growth(life, f"{crew.follower_errors} further workers of it failed, the last one by {reason}")
+    if crew.growth_ended:
+        return
+    crew.growth_ended = not stays
+    warning = m.Warn(f"trial {life.trial} {'does not grow any more' if stays else 'goes on with one worker'}: {reason}")
+    life.order(m.Write("growth_ended", reason=reason), warning)
+    if crew.change == "attaching" and not stays:
+        cancel_resize(life, "several workers do not help the trial")
+    life.order(m.Tell(engine.GrowthEnded(life.trial, stays)))
+
+
+def follower_failed(life: TrialLife, workers: int, reason: str) -> None:
+    """One of ``workers``, or of so many to be, failed by itself. The trial goes on. After the third growth in which one
+    failed it keeps the workers that it has.
+    """
+    crew, before = life.crew, len(life.crew.failed_growths)
+    crew.failed_at = workers
+    crew.failed_growths.add(crew.generation)
+    if before < MAX_DEATHS == len(crew.failed_growths):
+        failed = f"workers of {MAX_DEATHS} growths failed before {workers} workers did an iteration, the last one by"
+        end_growth(life, f"{failed} {reason}", stays=True)
 
 
 def _settle(life: TrialLife) -> None:
@@ -167,7 +166,7 @@ def _on_attached(event: m.Attached, life: TrialLife) -> None:
 
 @on_event.register
 def _on_not_attached(event: m.NotAttached, life: TrialLife) -> None:
-    worker, why = event.worker, event.why
+    worker, why, wanted = event.worker, event.why, len(life.crew.wanted)
     if not _answered(life, worker, why):
         return
     if event.how == "refused":
@@ -175,5 +174,5 @@ def _on_not_attached(event: m.NotAttached, life: TrialLife) -> None:
     elif event.how == "late":
         life.order(m.Discard(worker, why), m.Warn(f"trial {life.trial} does not grow now: {why}"))
     _settle(life)
-    if event.how != "died":
-        follower_failed(life, why)
+    if event.how != "over":
+        follower_failed(life, wanted, why)

@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine
+from fluidtune.engine import Engine, Reason, because
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
@@ -140,18 +140,19 @@ class JobLog:
             elif isinstance(event, m.TrialEnded):
                 self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
-                self.write("trial_suspended", trial=event.trial, **self._departure(event.trial))
+                self.write("trial_suspended", trial=event.trial, **self._departure(event.trial, {}))
 
     def leaves(self, trial: str, reason: str) -> None:
         """The trial leaves its devices for this reason, in words. The next event that says so carries it."""
         self._departures[trial] = reason[:REASON_LENGTH]
 
-    def _departure(self, trial: str) -> dict[str, str]:
+    def _departure(self, trial: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
         reason = self._departures.pop(trial, None)
-        return {} if reason is None else {"reason": reason}
+        return otherwise if reason is None else {"reason": reason}
 
     def _ended(self, trial: str, ending: m.Ending) -> None:
-        self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial))
+        paused = because(Reason.PAUSED).as_fields() if ending == "paused" else {}
+        self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial, paused))
         (self._paused.add if ending == "paused" else self._paused.discard)(trial)
 
     def stopped_for_good(self, trial: str) -> None:
@@ -160,7 +161,7 @@ class JobLog:
             self._ended(trial, "stopped")
 
     def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
-        """Write down which trials the engine has just started, and which it wants elsewhere."""
+        """Write down which trials the engine has just started, which it wants elsewhere, and why others wait."""
         for instruction in instructions:
             if isinstance(instruction, m.Suspend):
                 self.write("suspend_asked", trial=instruction.trial, **instruction.why.as_fields())
@@ -175,6 +176,8 @@ class JobLog:
                     resumed=isinstance(instruction, m.Resume),
                     **instruction.why.as_fields(),
                 )
+        for trial, why in self._engine.new_waits():
+            self.write("trial_waits", trial=trial, **why.as_fields())
         self._trials_waiting.set(self._engine.waiting_count, {"experiment": self._job})
         self._devices_busy.set(self._engine.held_count, {"experiment": self._job})
 

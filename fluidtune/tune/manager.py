@@ -183,11 +183,12 @@ class FluidActorManager(ActorManager):
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trials = self._job.trials
         trial = trials.known[trial_id]
-        try:
-            trials.check_request(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
-        except FluidTuneError as error:  # the trial fails; the job goes on
+        refused = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
+        if refused is not None:  # the trial fails; the job goes on
             self.set_failed(tracked)
-            self._callbacks.tell_refused(tracked, trial, error)
+            self._job.log.write("trial_ended", trial=trial_id, ending="failed", **refused.as_fields())
+            words = f"trial {trial_id} is refused: {refused.words}; {refused.reason.remedy}"
+            self._callbacks.tell_refused(tracked, trial, FluidTuneError(words))
             return
         run = new_run(self._job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.

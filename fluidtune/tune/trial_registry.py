@@ -20,8 +20,8 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune.cluster.devices.layout import odd_gpus
 from fluidtune.cluster.emulated.paced_trainable import paced
 from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
+from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
-from fluidtune.errors import FluidTuneError
 from fluidtune.trials.messages import Shown
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
@@ -93,23 +93,16 @@ class TrialRegistry:
         )
         return True
 
-    def check_request(self, trial: Trial) -> None:
-        """A later trial may ask for more devices than the first one, but not for a resource that the workers lack.
+    def refusal(self, trial: Trial) -> Why | None:
+        """Why no worker of the job can host a later trial; None: one can.
 
-        Workers are made for the first trial's request.
-
-        Raises:
-            FluidTuneError: the trial asks for a resource that its worker would not have, for more devices than the job
-                or one node may have or than are leased together, or for part of one besides whole ones.
+        It may ask for more devices than the first one, but not for a resource that the workers lack: they are made for
+        the first trial's request.
         """
         request = trial.placement_group_factory
         if not is_one_bundle(request):
             # With devices on demand, it asked for one when Tune made it: otherwise Ray runs it.
-            demand = "" if self._scheduler.executor.on_demand else ", or let the job have its devices on demand"
-            raise FluidTuneError(
-                f"trial {trial.trial_id} asks for several bundles or a certain place ({request}), the job's first "
-                f"trial for one bundle anywhere; ask for one in all of them{demand}"
-            )
+            return because(Reason.SEVERAL_BUNDLES, resource=str(request))
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)
             lacks = amount > first and name not in ("CPU", "GPU")
@@ -118,31 +111,18 @@ class TrialRegistry:
             elif name == "CPU" and amount:
                 lacks = self._setup.layout.kind == "cpu" and "CPU" not in self._setup.layout.bundle
             if lacks:
-                remedy = f', or give the job devices="{name.lower()}"' if name in ("GPU", "CPU") else ""
-                raise FluidTuneError(
-                    f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
-                    f"workers are made for that one; let the first one ask for {amount:g}, too{remedy}"
-                )
-
-        share, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
-        if (odd := odd_gpus(share)) is not None:
-            raise FluidTuneError(f"trial {trial.trial_id} {odd}")
-        if most is not None and share > most:
-            raise FluidTuneError(
-                f"trial {trial.trial_id} asks for {share:g} devices, and the job may have {most}; "
-                "ask for less, or give the job more devices"
-            )
+                return because(Reason.RESOURCE_LACKING, asked=amount, first=first, resource=name)
+        asked, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
         on_one_node = self._setup.on_one_node
-        if on_one_node is not None and share > max(1, on_one_node):
-            raise FluidTuneError(
-                f"trial {trial.trial_id} asks for {share:g} devices of one node, and no node of the job has more than "
-                f"{on_one_node}; ask for less"
-            )
-        if self._setup.leased and share > gang:
-            raise FluidTuneError(
-                f"trial {trial.trial_id} asks for {share:g} devices, the first trial of the job for {gang:g}, which "
-                f"the arbiter leases together; let the first one ask for {share:g}, or run the job without arbiter"
-            )
+        if odd_gpus(asked) is not None:
+            return because(Reason.GPU_PARTS, asked=asked)
+        if most is not None and asked > most:
+            return because(Reason.JOB_SMALL, asked=asked, largest=most)
+        if on_one_node is not None and asked > max(1, on_one_node):
+            return because(Reason.NODE_SMALL, asked=asked, largest=on_one_node)
+        if self._setup.leased and asked > gang:
+            return because(Reason.LEASED_FEWER, asked=asked, first=gang)
+        return None
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""

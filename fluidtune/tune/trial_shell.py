@@ -242,14 +242,14 @@ class TrialShell:
         else:
             del self._following[worker.name]
             self._heed_death(worker, value)
-        self.tell(run, worker_answers.attached(worker, value))
+        self.tell(run, worker_answers.attached(worker, value, worker.device in self._job.devices.nodes))
 
     def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         del self._following[worker.name]
         self._heed_death(worker, value)
         if isinstance(value, Lack):
             self._dispatch.device_broken(worker.device, value.reason)
-        self.tell(run, worker_answers.followed(worker, value))
+        self.tell(run, worker_answers.followed(worker, value, worker.device in self._job.devices.nodes))
 
     def _drop_follower(self, worker: PooledWorker) -> None:
         """What the worker answers as a follower is of no interest any more."""

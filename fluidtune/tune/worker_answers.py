@@ -37,21 +37,21 @@ def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
     return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.devices)
 
 
-def attached(worker: PooledWorker, value: Any) -> m.Event:
-    """A new worker answered ``attach``: it is attached (None), or says why not."""
+def attached(worker: PooledWorker, value: Any, there: bool) -> m.Event:
+    """A new worker answered ``attach``: it is attached (None), or says why not. ``there``: see `followed`."""
     if value is None:
         return m.Attached(worker)
     if isinstance(value, RayActorError):
-        return m.NotAttached(worker, "died", str(value))
+        return m.NotAttached(worker, "died" if there else "over", str(value))
     return m.NotAttached(worker, "refused", _words(value))
 
 
-def followed(worker: PooledWorker, value: Any) -> m.Event:
-    """A follower answered ``follow``: its part is over."""
+def followed(worker: PooledWorker, value: Any, there: bool) -> m.Event:
+    """A follower answered ``follow``: its part is over. ``there``: its device is still there."""
     if value is None:
         return m.FollowerEnded(worker, "over")
     if isinstance(value, RayActorError):
-        return m.FollowerEnded(worker, "died")
+        return m.FollowerEnded(worker, "died" if there else "over")
     if isinstance(value, Lack):
         return m.FollowerEnded(worker, "over", value.reason)
     return m.FollowerEnded(worker, "error", _words(value))

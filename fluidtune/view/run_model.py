@@ -12,14 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-from fluidtune.report.causes import why_of
+from fluidtune.report.causes import wait_of, why_of, words_of
 from fluidtune.report.drawing import COLOURS
 from fluidtune.report.events import EventDict
-from fluidtune.report.fold import Fold, Note, Trial
+from fluidtune.report.fold import Fold, Trial
 from fluidtune.report.marks import mark_of
 from fluidtune.report.news import ended_since, line_of, news_of, states_of
 from fluidtune.report.occupancy import held_part, occupancy_of
-from fluidtune.report.story import sentence_of
 from fluidtune.report.summary import best_of
 
 #: Seconds over which iterations are counted, as by `fluidtune top`.
@@ -28,8 +27,6 @@ RECENT_S = 60.0
 CURVE_POINTS = 1000
 #: So many of the latest news are sent.
 NEWS_SENT = 50
-#: Events that say why their trial waits from then on, until another one comes.
-WAITS = ("trial_added", "trial_suspended", "worker_lost", "room_lacking")
 #: What is sent of `run_started`.
 HEAD = ("run", "algorithm", "kind", "metric", "mode", "machine", "fluidtune", "ray", "python", "settings", "no_keep")
 #: The columns of the table's rows.
@@ -132,12 +129,9 @@ class RunModel:
         """Why the trial waits; "" if it does not."""
         if trial.state != "waiting":
             return ""
-        note = [Note(0, 0.0, {"event": "trial_added"}), *trial.noted(*WAITS)][-1]
-        if note.number < self.fold.began:
+        if trial.stamp <= self.fold.began:
             return "its driver ended, and another one goes on"
-        if note.name != "trial_added":
-            return sentence_of(note.event)
-        return "back from a pause" if trial.line_count and trial.line(0).number < note.number else "new"
+        return words_of(wait_of(trial)) or ""
 
     def curve(self, trial: str) -> dict[str, list[Any]]:
         """The trial's results as columns, at most `CURVE_POINTS` of them, and its width whenever that changed.

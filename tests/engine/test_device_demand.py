@@ -20,7 +20,7 @@ def test_a_trial_that_must_keep_to_one_worker_is_no_demand() -> None:
     # Seen: a job on demand kept one device more than it could use for each such trial.
     bench = growing()
     assert bench.engine.demand(8).growing == 1 and bench.engine.demand(0).growing == 0
-    bench(m.GrowthEnded("a"))
+    bench(m.GrowthEnded("a", stays=True))
     assert bench.engine.demand(8) == DeviceDemand()
     assert bench(m.DeviceGained(1)) == []
 

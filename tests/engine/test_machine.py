@@ -64,6 +64,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.refused: set[str] = set()
         #: Trials whose growth has ended.
         self.narrow: set[str] = set()
+        #: Why each trial waits, as it was said last.
+        self.waits: dict[str, Reason] = {}
         self.clock = 0.0
         self.send(m.GroupAnnounced("sync"), m.GroupAnnounced("asha", False), m.GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
@@ -93,6 +95,11 @@ class EngineMachine(RuleBasedStateMachine):
         # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
         check_engine(self.engine)
+        self.waits = {name: why for name, why in self.waits.items() if name in self.engine.waiting}
+        for name, why in self.engine.new_waits():
+            self.waits[name] = why.reason
+            assert not self.engine.idle_devices or why.reason not in (Reason.DEVICES_BUSY, Reason.NO_ROOM), name
+        assert set(self.waits) == set(self.engine.waiting)
         for instruction in out:
             self.carry_out(instruction)
         return out
@@ -331,11 +338,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.send(m.GangFound(name, devices))
 
     @precondition(lambda self: self.trials)
-    @rule(pick=PICK)
-    def end_growth(self, pick):
+    @rule(pick=PICK, stays=st.booleans())
+    def end_growth(self, pick, stays):
         name = list(self.trials)[pick % len(self.trials)]
-        self.narrow.add(name)
-        self.send(m.GrowthEnded(name))
+        self.narrow |= set() if stays else {name}
+        self.send(m.GrowthEnded(name, stays))
 
     @invariant()
     def what_must_not_grow_does_not(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -118,16 +118,6 @@ def test_a_change_of_width_has_its_reason_in_words_and_the_legend_counts_them():
     assert {"resize: more devices (1 x idle devices)", "resize: fewer devices (1 x waiting trials)"} <= texts
     (old,) = timeline_figure(small()).axes
     assert not [text for text in old.texts if text.get_gid() == "why"]
-
-
-@pytest.mark.parametrize("devices", [1, 8, 64])
-def test_device_names_do_not_overlap(devices):
-    figure = timeline_figure([begin(0, devices), started(0, "a", 0), over(10)])
-    (axes,) = figure.axes
-    figure.draw_without_rendering()
-    spans = sorted((box.y0, box.y1) for box in (label.get_window_extent() for label in axes.get_yticklabels()))
-    assert spans
-    assert all(high <= next_low for (_, high), (next_low, _) in pairwise(spans))
 
 
 @pytest.mark.parametrize("devices", [4, 26])

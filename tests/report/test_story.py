@@ -134,6 +134,33 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     assert lines[-1].endswith("failed, it stays on device 0: a new worker did not come")
 
 
+def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
+    """Seen: nothing said why a trial waits, and no log had one that was refused."""
+    busy, paused = because(Reason.DEVICES_BUSY, there=1, waiting=1), because(Reason.PAUSED)
+    refused = because(Reason.JOB_SMALL, asked=9, largest=1)
+    events = [
+        begin(0, 1),
+        added(1, "a"),
+        added(1, "b"),
+        starts(1, "a", 0),
+        ev(1, "trial_waits", trial="b", **cause(busy)),
+    ]
+    events += [{**ended(2, "c", "failed"), **cause(refused)}]
+    assert told(events, "b")[2:] == [
+        "1 s waits: trials hold all 1 device, 1 trial waiting",
+        f"It waits: trials hold all 1 device, 1 trial waiting. What can be done: {Reason.DEVICES_BUSY.remedy}.",
+    ]
+    assert told(events, "c")[1:] == [
+        f"2 s was refused: {refused.words}",
+        f"It was refused: it asks for 9 devices, and the job may have 1. What can be done: {Reason.JOB_SMALL.remedy}.",
+    ]
+    events += [{**ended(3, "a", "paused"), **cause(paused)}, starts(3, "b", 0)]
+    assert told(events)[-2].startswith(
+        "It waits: Tune paused it, and b of its group did not. What can be done: its alg"
+    )
+    assert not told(events, "b")[-1].startswith("It waits")
+
+
 RAN = [added(0, "a"), starts(1, "a", 0)]
 REPORTED = [*RAN, result(2, "a", 1, 1.0, 1)]
 FAILED = [ev(2, "resize_failed", trial="a", devices=[0], reason=reason) for reason in ("died", "too late")]
@@ -144,7 +171,7 @@ NEVER = {
         starts(1, "a", 0),
         ev(2, "kind_found", trial="a", kind="elastic"),
     ],
-    "several workers do not help it: it keeps an iterator": [
+    "it keeps an iterator": [
         *RAN,
         ev(2, "growth_ended", trial="a", reason="it keeps an iterator"),
     ],
@@ -154,7 +181,6 @@ NEVER = {
         resizing(2, "a", [0], [0, 1], **cause(GROWS)),
         ended(3, "a", "paused"),
     ],
-    "it has not been on a device": RAN[:1],
     "it has reported nothing, and a trial grows when its speed is known": RAN,
     "no device was idle while it ran": [added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:]],
     "other trials waited whenever a device was idle (3 s in all)": [added(0, "b"), *REPORTED, ended(4, "a")],
@@ -243,7 +269,7 @@ def test_any_log_gives_a_story_that_mentions_every_change_of_width(events: list[
     changes += [entry for entry in story.entries if entry.kind.split()[0] in ("shrank", "changed")]
     assert len(changes) == len(expected)
     lines = story.lines()
-    assert len(lines) <= 2 + len(story.entries)
+    assert len(lines) <= 3 + len(story.entries)
     assert sum(_stood_for(line) for line in lines[1 : len(lines) - len(story.end)]) == len(story.entries)
     for entry in changes:
         assert entry.width is not None

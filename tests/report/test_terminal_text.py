@@ -16,7 +16,6 @@ from fluidtune.profiles import Profile
 from fluidtune.report import top
 from fluidtune.report.events import EventDict
 from fluidtune.report.serving_report import Batch, batches_png
-from fluidtune.report.terminal_text import cell, printable
 from fluidtune.serving import model_placement
 from fluidtune.twin import Forecast, grid
 from tests.report.makers import added, begin, ended, ev, over, result, started, text_of, written
@@ -81,7 +80,3 @@ def test_the_name_of_a_profile_is_shown_as_it_is(tmp_path: Path) -> None:
     found = [Forecast(1, 1.0, 1.0, 1.0, 0, 1)]
     assert "[/x] $a_$" in text_of(plan.render_plan(job, found), width=300)
     assert plan.plan_png(job, found, tmp_path / "plan.png").exists()
-
-
-def test_other_text_is_not_changed() -> None:
-    assert printable("é → 模型 [a]") == "é → 模型 [a]" and str(cell("[a] b")) == "[a] b"

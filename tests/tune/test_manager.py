@@ -15,9 +15,9 @@ from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.engine import Reason, because
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
-from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune import tuning_job, worker_specs
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
@@ -132,6 +132,7 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
         tried, trial, bundles, lambda tracked, error: tried.told.extend([str(error), trial.max_failures])
     )
     assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert tried.logged("trial_ended")[0]["reason"] in tried.told[0], "seen: the event log had no such trial"
     assert tried.told[1] == 0 and trial.max_failures == -1, "seen: a restored run gave it no retries"
     assert not tried.manager.remove_actor(tracked)
 
@@ -139,10 +140,9 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
 def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
     """Devices that are held from the start to the end, one on each of two nodes. Seen: it waited for ever."""
     trial = tunes_trial("b", {"GPU": 2.0})
-    tried.job.trials.check_request(trial)
+    assert tried.job.trials.refusal(trial) is None
     tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
-    with pytest.raises(FluidTuneError, match="asks for 2 devices of one node, and no node of the job has more than 1"):
-        tried.job.trials.check_request(trial)
+    assert tried.job.trials.refusal(trial) == because(Reason.NODE_SMALL, asked=2, largest=1)
 
 
 @pytest.mark.parametrize(

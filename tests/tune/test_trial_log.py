@@ -87,7 +87,7 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
     assert Fold(tried.logged()[:-1]).trials["a"].state == "waiting"
 
 
-def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
+def test_a_pause_of_tunes_own_is_called_so_even_after_a_move(tried: Tried) -> None:
     run = tried.placed(1.0, Stepper)
     tried.tell(run, suspend("a"))
     tried.manager.schedule_actor_task(run.tracked, "train")
@@ -98,4 +98,4 @@ def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> N
     assert (moved["ending"], moved["reason"]) == ("paused", why)
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
-    assert "reason" not in tried.logged("trial_ended")[-1]
+    assert tried.logged("trial_ended")[-1]["why"] == "paused"

@@ -68,4 +68,5 @@ def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_re
     ],
 )
 def test_what_a_worker_answers_that_is_to_follow(value: Any, event: life.Event) -> None:
-    assert worker_answers.attached(JOINER, value) == event
+    assert worker_answers.attached(JOINER, value, there=True) == event
+    assert worker_answers.attached(JOINER, DIED, there=False) == life.NotAttached(JOINER, "over", str(DIED))

@@ -85,17 +85,12 @@ def test_why_a_trial_waits() -> None:
         return Page().take(model_of([begin(0, 1), added(0, "a"), *events]).changes()).trials["a"]["waits"]
 
     on = started(1, "a", 0)
-    assert waits() == "new"
-    again = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"))
-    assert waits(*again) == "" and waits(*again, added(3, "a")) == "back from a pause"
-    given = ({**added(0, "a"), "parameters": {"lr": 0.1}}, *again, {**added(3, "a"), "parameters": {"lr": 0.2}})
-    page = Page().take(model_of([begin(0, 1), *given]).changes())
+    busy = ev(0, "trial_waits", trial="a", reason="all are held", why="devices_busy", numbers={})
+    assert (waits(busy), waits(busy, on)) == ("all are held", "")
+    given = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"), {**added(3, "a"), "parameters": {"lr": 0.2}})
+    page = Page().take(model_of([begin(0, 1), added(0, "a"), *given]).changes())
     assert page.trials["a"]["parameters"] == {"lr": 0.2}, "those that the search chose last"
-    assert waits(on) == ""
-    assert waits(on, ev(2, "trial_suspended", trial="a", reason="b goes first")).endswith("later: b goes first")
-    lost = ev(2, "worker_lost", worker="w", device=0, reason="killed", trial="a")
-    assert waits(on, lost) == "its worker on device 0 died: killed"
-    assert waits(on, begin(5, 1)) == "its driver ended, and another one goes on"
+    assert waits(busy, on, begin(5, 1)) == "its driver ended, and another one goes on"
 
 
 def test_the_best_value_so_far() -> None:
