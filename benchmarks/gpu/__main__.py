@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -195,15 +196,15 @@ def judge_searches(sides: Mapping[str, Mapping[str, Any]], rehearsal: bool) -> l
     for other, least in (("stock", FASTER), ("stock-quarter", None)):
         if other in sides and "fluid" in sides and pace_of(sides[other]):
             ratio = pace_of(sides["fluid"]) / pace_of(sides[other])
-            held = None if rehearsal or least is None else ratio >= least
+            held = None if rehearsal or least is None or "ended_after" in sides["fluid"] else ratio >= least
             wanted = "" if least is None else f" at least {least} times as fast"
             claims.append(Claim(f"the search is{wanted or ' compared'} (beside {other})", held, f"{ratio:.2f} times"))
     return claims
 
 
 def pace_of(side: Mapping[str, Any]) -> float:
-    """Iterations a second: of the search, or of the process of a side that was ended before its end."""
-    return float(side["iterations"] / (side.get("fit_seconds") or side["ended_after"]))
+    """Iterations a second of the side's process, its start included."""
+    return float(side["iterations"] / (side.get("ended_after") or side["process_seconds"]))
 
 
 def last_line(output: str) -> str:
@@ -415,8 +416,8 @@ def go_through(found: Sequence[Part], report: Report, budget: float) -> None:
         outcome = run(part, min(part.limit, left), logs / f"{name}.txt")
         # Of a search that was ended before it removed its own.
         if outcome.status is None and (report.out / RUNS).exists():
-            side = unfinished(part.name.removeprefix("search, "), report.out / RUNS / "search", outcome.seconds)
-            with open(report.out / "searches.jsonl", "a") as file:
+            with suppress(OSError, ValueError), open(report.out / "searches.jsonl", "a") as file:
+                side = unfinished(part.name.removeprefix("search, "), report.out / RUNS / "search", outcome.seconds)
                 file.write(json.dumps(side) + "\n")
         keep_run(report.out / RUNS / "search", logs / name)
         shutil.rmtree(report.out / RUNS, ignore_errors=True)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 from ray import tune
@@ -209,7 +210,7 @@ def unfinished(side: str, run: Path, seconds: float) -> dict[str, Any]:
     reported = sum(len(path.read_text().splitlines()) for path in run.glob("*/result.json"))
     found = {"side": side, "ended_after": seconds, "iterations": reported, "best": None, "idle": None, "errors": []}
     log = run / EVENT_LOG_NAME
-    return {**found, **(of_the_log(read_events(log)) if log.exists() else {})}
+    return {**found, **of_the_log(read_events(log) if log.exists() else [])}
 
 
 def keep_run(run: Path, kept: Path) -> None:
@@ -258,6 +259,7 @@ def main() -> None:
     found = {
         "side": args.side,
         "fit_seconds": seconds,
+        "process_seconds": time.time() - psutil.Process().create_time(),
         "best": max((metrics["accuracy"] for metrics in good), default=None),
         "idle": sum(metrics["idle"] for metrics in good) / len(good) if good else None,
         "iterations": sum(metrics["training_iteration"] for metrics in good),

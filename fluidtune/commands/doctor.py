@@ -192,7 +192,7 @@ def _begun() -> ForkServer | Check:
         server = ForkServer(["torch"] if find_spec("torch") else [], os.environ)
         server.begin()
         return server
-    except (ImportError, OSError) as error:
+    except Exception as error:  # an import of Ray may raise anything
         return "forks", None, f"not checked ({error})"
 
 
