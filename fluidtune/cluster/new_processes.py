@@ -136,9 +136,7 @@ class NewProcesses:
         self.environment = worker_environment()
         if plan.threads is not None:
             self.environment["OMP_NUM_THREADS"] = str(plan.threads)
-        #: The number of threads that Ray gives the libraries of a process on its device.
-        self._threads = max(1, int(plan.worker.get("CPU", 0)))
-        beside = {"OMP_NUM_THREADS": str(self._threads)}
+        beside = {"OMP_NUM_THREADS": str(plan.process_threads)}
         forks = fork and plan.kind != "emulated"
         #: How the names of the actors begin that hold the shared data of nodes.
         self._data = f"fluidtune-data-{secrets.token_hex(8)}-"
@@ -218,7 +216,7 @@ class NewProcesses:
         runtime_env = self._before_start[node]
         if not holds and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
             # As Ray does for a process that has the device's cores, and before anything is imported.
-            variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._threads)}
+            variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._layout.process_threads)}
             runtime_env = {**runtime_env, "env_vars": variables}
         if command is not None:
             runtime_env = {**runtime_env, "py_executable": command}

@@ -121,8 +121,8 @@ A trial's process (`trainable`):
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
 - ``result.AUTO_RESULT_KEYS``: what Tune fills into a result, which no proof of a commit compares.
 
-The GPUs and cores of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is
-replaced as well, for a trial over several devices of cores):
+The resources of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is replaced as
+well, because a process that holds nothing of its device runs a trial that asks for something):
 
 - ``Worker.get_accelerator_ids_for_accelerator_resource``: replaced in the one process of a trial over several GPUs,
   whose placement group has one of them.

@@ -1,4 +1,4 @@
-"""The GPUs and cores that Ray says this process has."""
+"""The resources that Ray says this process has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ray._private.worker import global_worker
 
 #: The environment variable by which CUDA knows the GPUs of a process.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-#: The cores that this process is said to have; None: those that Ray says.
-_cores: float | None = None
 
 
 def adopt_environment(environment: Mapping[str, str]) -> None:
@@ -22,25 +20,9 @@ def adopt_environment(environment: Mapping[str, str]) -> None:
         _claim_gpus(environment[VISIBLE_GPUS].split(","))
 
 
-def claim_cores(cores: float | None) -> None:
-    """Let the runtime context's assigned resources name this number of cores; None: that of the process' bundle.
-
-    Works after `watch_cores`.
-    """
-    global _cores
-    _cores = cores
-
-
-def watch_cores() -> None:
-    """Have what Ray says of this process' cores depend on `claim_cores` from now on."""
-    contexts = type(ray.get_runtime_context())
-    rays = contexts.get_assigned_resources
-
-    def resources(self: Any) -> Any:
-        own = rays(self)
-        return own if _cores is None else {**own, "CPU": _cores}
-
-    contexts.get_assigned_resources = resources
+def claim_resources(asked: Mapping[str, float]) -> None:
+    """Let the runtime context's assigned resources be these in this process, by Ray's names."""
+    type(ray.get_runtime_context()).get_assigned_resources = lambda self: dict(asked)
 
 
 def without_gpus(runtime_env: Mapping[str, Any]) -> dict[str, str]:

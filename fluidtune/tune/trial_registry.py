@@ -132,10 +132,9 @@ class TrialRegistry:
         """That of the trial's own process."""
         return self._setup.layout.share_of(trial.placement_group_factory.bundles[0])
 
-    def cores_of(self, trial: Trial) -> float | None:
-        """The cores of a trial over several devices of cores, which it has in one process; None: it is none."""
-        several = self._setup.layout.kind == "cpu" and self._own_share(trial) > 1
-        return float(trial.placement_group_factory.bundles[0]["CPU"]) if several else None
+    def is_over_cores(self, trial: Trial) -> bool:
+        """Whether the trial's one process has the cores of several devices."""
+        return self._setup.layout.kind == "cpu" and self._own_share(trial) > 1
 
     # --- groups
 

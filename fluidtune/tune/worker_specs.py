@@ -32,7 +32,8 @@ def load_spec(job: TuningJob, run: TrialRun) -> LoadSpec:
         may_grow=not life.gang and settings.max_workers != 1,
         may_be_squeezed=setup.shares_gpus_by_count and not life.squeezed,
         beside=settings.beside,
-        cores=job.trials.cores_of(run.trial),
+        asked={name: float(amount) for name, amount in run.trial.placement_group_factory.bundles[0].items()},
+        threads_of_device=setup.layout.process_threads if job.trials.is_over_cores(run.trial) else None,
         train=_train_room(job, life.crew.devices),
     )
 

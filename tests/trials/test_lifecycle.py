@@ -208,6 +208,17 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
 
 
+def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
+    """Seen: a job ended with an EngineError, in one of 300 seeded schedules with such trials."""
+    driver = Driver().elastic()
+    driver.hears(suspend("a"))
+    driver.asked()
+    driver.several = True
+    driver.hears(m.Unloaded())
+    assert driver.placed(2, 3) == [m.RequestLeader(2, (3,), 2)]
+    assert driver.life.crew.devices == (2, 3), "the engine has it as a gang, and waits for no resize"
+
+
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
     # Seen: it saved 80 checkpoints a second: those of a class without an iteration have no number.
     driver = Driver(can_save=True).live()
@@ -263,6 +274,34 @@ def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, st
     assert kinds(out)[:3:2] == ["Tell", "Write"] if squeezed else kinds(out)[:2] == ["Tell", "Write"]
     assert ("EndIdleWorkers" in kinds(out)) == squeezed == driver.life.squeezed and driver.life.place == states
     assert told(out)[0] == engine.NeedFound("a", 0.4, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("place", "had_place", "unloads"),
+    [
+        ("queued", False, []),
+        ("placed", True, []),
+        ("loading", True, ["Unload"]),
+        ("live", True, ["Unload"]),
+        ("moving", False, []),
+    ],
+)
+def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
+    place: str, had_place: bool, unloads: list[str]
+) -> None:
+    driver = Driver()
+    steps = [lambda: driver.placed(0), driver.found, driver.loaded]
+    for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
+        step()
+    if place == "moving":
+        driver.hears(suspend("a"))
+        driver.asked()
+    assert driver.life.place == place
+    assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
+    out = driver.hears(m.Left("stopped", keep=True))
+    assert kinds(out) == [*unloads, "TrialOver", "Tell"] and m.TrialOver("stopped", had_place) in out
+    assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
+    assert driver.hears(m.Unloaded()) == []
 
 
 # --- its followers

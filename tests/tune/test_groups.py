@@ -113,6 +113,67 @@ def test_the_rungs_that_follow_in_hyperband_are_known_ahead():
     assert adapter_for(in_seconds).membership(trials[0]).rungs == (), "it is not known how many iterations a second has"
 
 
+class Controller:
+    """As Tune's controller for `HyperBandScheduler`: carries out what it decides, and calls it for each trial's end."""
+
+    def __init__(self, base: Any, trials: list[Trial]) -> None:
+        self.base = base
+        for trial in trials:
+            base.on_trial_add(self, trial)
+            trial.set_status(Trial.RUNNING)
+
+    def stop_trial(self, trial: Trial) -> None:
+        self.base.on_trial_remove(self, trial)
+        trial.set_status(Trial.TERMINATED)
+
+    def report(self, trial: Trial, iteration: int, score: float) -> str:
+        """Give the scheduler a result of the trial. A trial that is to be paused keeps saving, see `saved`."""
+        trial.set_status(Trial.RUNNING)
+        decision = self.base.on_trial_result(self, trial, {"training_iteration": iteration, "score": score})
+        if decision == TrialScheduler.STOP:
+            self.stop_trial(trial)
+        return decision
+
+    def saved(self, trial: Trial) -> None:
+        trial.set_status(Trial.PAUSED)
+
+
+def test_a_bracket_that_stock_hyperband_would_wait_for_for_ever_is_halved():
+    # Seen: two trials stayed paused after the third one had failed: Tune's loop turned without end, on a whole core.
+    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
+    trials = [Trial("__fake", stub=True) for _ in range(17)]
+    tune, last = Controller(base, trials), trials[8:]
+    for score, one in enumerate(last):
+        if tune.report(one, 1, score) == TrialScheduler.PAUSE:
+            tune.saved(one)
+    third, second, first = reversed(last[-3:])
+    for one in (first, second):
+        assert tune.report(one, 3, 1.0 if one is first else 2.0) == TrialScheduler.PAUSE
+        tune.saved(one)
+    for one in trials[:8]:
+        one.set_status(Trial.TERMINATED)
+    third.set_status(Trial.ERROR)
+    base.on_trial_error(tune, third)
+    assert base.choose_trial_to_run(tune) is None, "Ray has mended it"
+    adapter_for(base).catch_up(tune)
+    assert base.choose_trial_to_run(tune) is second and first.status == Trial.TERMINATED
+    # One halving was missed, not two.
+    adapter_for(base).catch_up(tune)
+    assert base.choose_trial_to_run(tune) is second
+
+
+def test_a_trial_that_stock_hyperband_leaves_paused_at_its_bracket_s_end_is_stopped():
+    # Seen: a HyperBand job never ended.
+    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
+    first, last = trials = [Trial("__fake", stub=True) for _ in range(2)]
+    tune = Controller(base, trials)
+    assert tune.report(first, 9, 1.0) == TrialScheduler.PAUSE
+    assert tune.report(last, 9, 2.0) == TrialScheduler.STOP
+    tune.saved(first)
+    assert base.choose_trial_to_run(tune) is None, "Ray has mended it"
+    assert adapter_for(base).overlooked() == [first]
+
+
 def population(synch: bool, due: float, trained: dict[Any, float]) -> Adapter:
     base = PopulationBasedTraining(
         "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch

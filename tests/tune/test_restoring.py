@@ -43,6 +43,39 @@ if __name__ == "__main__":
 """
 
 
+BETWEEN = """
+import json, os, sys
+import ray
+from ray import tune
+import fluidtune
+from fluidtune.ray_compat import whole_files
+from tests.tune.trainables import with_checkpoints
+
+write = whole_files.write_whole
+
+def killed(content, files, path):
+    content = b"".join([content] if isinstance(content, bytes) else content)
+    if os.path.basename(path).startswith("experiment_state-") and len(json.loads(content)["trial_data"]) == 2:
+        os._exit(9)
+    write(content, files, path)
+
+path, executor = sys.argv[1] + "/job", fluidtune.FluidExecutor(devices="cpu:1")
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+if fluidtune.Tuner.can_restore(path):
+    tuner = fluidtune.Tuner.restore(path, with_checkpoints, executor=executor)
+else:
+    whole_files.write_whole = killed
+    tuner = fluidtune.Tuner(
+        with_checkpoints,
+        param_space={"x": tune.grid_search([0, 1, 2]), "n": 2, "pause": 0.1},
+        tune_config=tune.TuneConfig(metric="score", mode="max", max_concurrent_trials=1),
+        run_config=tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0),
+        executor=executor,
+    )
+print("ENDED", sorted(result.metrics["training_iteration"] for result in tuner.fit()))
+"""
+
+
 def reported(path: Path) -> int:
     return sum(log.read_text().count('"trial_result"') for log in path.glob("job/fluid_events.jsonl"))
 
@@ -174,3 +207,12 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
     assert len(results) == 6 and not results.errors
     assert min(result.metrics["training_iteration"] for result in results) < 4, "none was stopped while it was paused"
     assert not list(tmp_path.glob("fluid/*/.fluid_commit"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("no_ray")
+def test_a_driver_killed_between_the_searchers_state_and_the_trials(tmp_path: Path) -> None:
+    """Seen: the searcher waited for the end of a trial that Tune had never saved, and the restored run never ended."""
+    command = [sys.executable, "-c", BETWEEN, str(tmp_path)]
+    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120) for _ in range(2)]
+    assert [each.returncode for each in runs] == [9, 0] and "ENDED [2, 2, 2]" in runs[1].stdout, runs[1].stderr[-3000:]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import ray
 import torch
 from ray import tune
 
@@ -73,3 +74,25 @@ def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(k
     assert sorted(each.metrics["total"] for each in grid) == [size * (n + 1) for n in range(4)]
     for each in grid:
         assert each.metrics["mapped"] and each.metrics["view"] and each.metrics["word"] == "x"
+
+
+def test_each_node_of_a_cluster_loads_once(one_node, tmp_path):
+    one_node.add_node(num_cpus=1)
+    loads = tmp_path / "loads"
+    loads.mkdir()
+
+    def load() -> np.ndarray:
+        (loads / f"{ray.get_runtime_context().get_node_id()}-{os.getpid()}").touch()
+        return np.ones(10)
+
+    def train(config: dict) -> None:
+        data = fluidtune.shared(load)
+        time.sleep(1)
+        tune.report({"total": data.sum(), "node": ray.get_runtime_context().get_node_id()})
+
+    run = tune.RunConfig(storage_path=str(tmp_path / "runs"))
+    grid = fluidtune.Tuner(train, param_space={"n": tune.grid_search(list(range(6)))}, run_config=run).fit()
+    assert not grid.errors
+    nodes = [each.metrics["node"] for each in grid]
+    assert len(set(nodes)) == 2
+    assert sorted(each.name.split("-")[0] for each in loads.iterdir()) == sorted(set(nodes))

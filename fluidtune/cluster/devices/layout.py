@@ -69,6 +69,11 @@ class Layout:
     worker: dict[str, float]
     threads: int | None = None
 
+    @property
+    def process_threads(self) -> int:
+        """How many threads the libraries of a worker's process begin with, unless the user has set their number."""
+        return self.threads or max(1, int(self.worker.get("CPU", 0)))
+
     def share_of(self, request: Mapping[str, float]) -> float:
         """What a trial with this request asks for, in devices.
 

@@ -29,8 +29,9 @@ class LoadSpec:
     the device is shared now. ``secret``: the trial's, by which its workers recognise each other (`meeting`).
     ``one_node``: all of its workers are on this node, so that no other one needs to reach them. ``may_grow``: it may
     have followers. ``may_be_squeezed``: processes of the job may share its GPU without lanes, so that the memory that
-    runs out may be theirs. ``beside``: it takes turns on its core with a service. ``cores``: those of its devices, if
-    they are several devices of cores. ``train``: what it has for workers of Ray Train; None: these are not counted.
+    runs out may be theirs. ``beside``: it takes turns on its core with a service. ``asked``: the
+    resources that it asks for, by Ray's names. ``threads_of_device``: see `TrialResources.take`. ``train``: what it has
+    for workers of Ray Train; None: these are not counted.
     """
 
     trial: str
@@ -49,7 +50,8 @@ class LoadSpec:
     may_grow: bool = True
     may_be_squeezed: bool = False
     beside: bool = False
-    cores: float | None = None
+    asked: dict[str, float] = field(default_factory=dict)
+    threads_of_device: int | None = None
     train: TrainRoom | None = None
 
 

@@ -24,7 +24,7 @@ from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo
 from fluidtune.cluster.hosting.open_runs import end_trackers
-from fluidtune.cluster.hosting.trial_cores import TrialCores
+from fluidtune.cluster.hosting.trial_resources import TrialResources
 from fluidtune.cluster.hosting.trial_sessions import Follows, drop_session, follower
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket, node_memory
@@ -54,7 +54,7 @@ class Worker:
         ray_trainable.get_parameters_by(fetched)
         ownership.watch()
         ray_trainable.leave_ipython_out()
-        self._cores = TrialCores()
+        self._resources = TrialResources()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
         self._kept = KeptTrainable()
@@ -79,7 +79,7 @@ class Worker:
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | GroupFacts:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._spec = spec
-        self._cores.take(spec.cores)
+        self._resources.take(spec.asked, spec.threads_of_device)
         self._leader = LeaderHost(spec, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 

@@ -1,5 +1,5 @@
-"""What divided calls use of torch that torch does not publish; tests/elastic/divided/test_torch_private.py says when
-torch changes it.
+"""What divided calls use of torch that torch does not publish. Where torch changes it,
+tests/elastic/divided/test_kinds.py fails.
 """
 
 from __future__ import annotations
