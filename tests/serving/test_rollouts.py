@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -180,6 +181,56 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
         with pytest.raises(ServeError, match=rf"version 2 \(trial b\) is no {state} version any more"):
             await asked
         assert made.service.other is new
+
+    asyncio.run(run())
+
+
+def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch):
+    # Seen: what was being written when the service stopped was there after it.
+    from fluidtune.serving import rollouts as module
+    from fluidtune.serving.model_versions import Version
+
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def keep(*given):
+        begun.set()
+        go.wait()
+        done.append("kept")
+
+    store = SimpleNamespace(keep=keep, forget=lambda name: done.append("forgotten"), own_name=lambda: "x")
+    monkeypatch.setattr(module, "kept_state", store)
+
+    async def run():
+        made, winner = rollouts(), Winner("b", None, {}, 2.0)
+        made._load = lambda key: asyncio.sleep(0)
+        made.service = replace(made.service, other=Version(2, "b", "run", winner, state="canary", share=0.5))
+        asked = asyncio.ensure_future(made.promote())
+        await asyncio.to_thread(begun.wait)
+        over = asyncio.ensure_future(made.close())
+        await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.gather(asked, over)
+        await made.rollback()
+        assert done == ["kept", "forgotten"]
+
+    asyncio.run(run())
+
+
+def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(monkeypatch, caplog):
+    from fluidtune.serving import rollouts as module
+    from fluidtune.serving.model_versions import Deploy
+
+    kept = []
+    monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: kept.append(given), own_name=str))
+    monkeypatch.setattr(module, "LOAD_S", 0.0)
+
+    async def run():
+        made = rollouts()
+        made._server = made._watch = SimpleNamespace(forget=lambda key: None)
+        made._tell(Deploy("b", "run", Winner("b", None, {}, 2.0)))
+        monkeypatch.setattr(made._devices, "reconcile", lambda: 1 / 0)
+        await settled()
+        assert kept and "ZeroDivisionError" in caplog.text
 
     asyncio.run(run())
 

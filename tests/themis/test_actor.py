@@ -14,7 +14,7 @@ from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import JobKind
-from themis_bridge.shell import actor, reservations
+from themis_bridge.shell import actor, control, reservations
 
 #: Books of two apps, of which "a" holds three GPUs. One of them is promised to "b".
 BOOKS = """
@@ -114,6 +114,11 @@ def test_a_job_that_cannot_be_is_refused(changes, world):
     with pytest.raises(ValueError):
         world.actor.hear(replace(heard("evil", 1), **changes))
     assert not world.actor._arbiter.state.apps
+
+
+def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
+    with pytest.raises(ThemisError, match=r"unit='gpu': an arbiter leases 'GPU' or 'CPU'"):
+        control.start("gpu")
 
 
 def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
