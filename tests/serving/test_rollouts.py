@@ -13,6 +13,7 @@ import pytest
 from fluidtune.serving import device as device_module
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Place
+from fluidtune.serving.model_versions import Deploy, Loaded, Measured, Version
 from fluidtune.serving.winners import Winner
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -69,7 +70,6 @@ def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places, given
 def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, at):
     """Seen: a deploy was refused: "its process was ended while it was measured"."""
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Deploy
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
     monkeypatch.setattr(module, "LOOK_S", 0.001)
@@ -130,7 +130,6 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
 def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
     """There is memory for two."""
-    from fluidtune.serving.model_versions import Deploy, Loaded, Measured
     from fluidtune.serving.rollouts import ALL
 
     async def run():
@@ -161,7 +160,6 @@ def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
 def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
     """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Deploy, Version
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
 
@@ -188,7 +186,6 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
 def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch):
     # Seen: what was being written when the service stopped was there after it.
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Version
 
     begun, go, done = threading.Event(), threading.Event(), []
 
@@ -218,7 +215,6 @@ def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch):
 
 def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(monkeypatch, caplog):
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Deploy
 
     kept = []
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: kept.append(given), own_name=str))
