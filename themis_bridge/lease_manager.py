@@ -81,18 +81,19 @@ class LeaseManager:
             for lease in leases:
                 lease.expires = end
 
-    def end(self, lease: Lease) -> None:
-        """The lease is over. Its heir has the GPU, if it still has a use for it."""
-        self._state.leases.drop(lease)
-        if lease.heir in self._state.apps and self._could_use(lease.heir):
-            self.grant_gpu(lease.gpu, lease.heir)
+    def end(self, *leases: Lease) -> None:
+        """The leases are over. The heir of each has its GPU, if it still has a use for it."""
+        for lease in leases:
+            self._state.leases.drop(lease)
+        for lease in leases:
+            if lease.heir in self._state.apps and self._could_use(lease.heir):
+                self.grant_gpu(lease.gpu, lease.heir)
 
     def take_all_from(self, app: str) -> None:
-        """The app is gone or away: end all its leases, and all promises to it."""
-        for lease in list(self._state.leases):
+        """The app is gone or away: end all its leases at once, and all promises to it."""
+        for lease in self._state.leases:
             lease.heir = None if lease.heir == app else lease.heir
-            if lease.app == app:
-                self.end(lease)
+        self.end(*[lease for lease in self._state.leases if lease.app == app])
 
     def end_leases_over_quota(self, user: str) -> None:
         """Let leases beyond the user's quota end without renewal."""

@@ -99,6 +99,8 @@ class Rollouts:
         #: By key, the task that loads and measures the version, or ends it.
         self._work: dict[str, asyncio.Task[None]] = {}
         self._keeping = asyncio.Lock()
+        #: Whether the service is over, and nothing is kept any more.
+        self._over = False
         self._stand()
 
     def _stand(self) -> None:
@@ -136,8 +138,10 @@ class Rollouts:
         """The service is over."""
         for task in self._work.values():
             task.cancel()
-        await asyncio.to_thread(kept_state.forget, kept_state.own_name())
-        await self._checkpoints.keep(())
+        self._over = True
+        async with self._keeping:
+            await asyncio.to_thread(kept_state.forget, kept_state.own_name())
+            await self._checkpoints.keep(())
 
     def desired(self, number: int) -> dict[str, Loading]:
         """By key, the models that each device is to have, with a version that ends until it has answered all."""
@@ -277,16 +281,19 @@ class Rollouts:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
             logger.warning("Version %d cannot be served: %s", version.number, why)
             self._hear(NotHeld(ALL, key))
-            self._tell(Failed(version.number, why))
+            event: Event = Failed(version.number, why)
         else:
             self.answering[key] = found
             self._watch.serves(key, found.model.profile, found.model.budget)
             self._hear(Held(ALL, key))
-            self._tell(Measured(version.number))
+            event = Measured(version.number)
         try:
-            await self._keep()
+            try:
+                self._tell(event)
+            finally:
+                await self._keep()
         except Exception:
-            logger.exception("What a restart must know of the versions could not be kept")
+            logger.exception("What follows from the load of version %d was not all done", version.number)
 
     async def _samples(self, version: Version) -> tuple[Samples, list[Device]]:
         """The samples of a version that each device has loaded, and these devices. Raises ServeError.
@@ -349,7 +356,7 @@ class Rollouts:
     async def _keep(self) -> None:
         """Keep what a restart must know. A version that loads is none of it."""
         async with self._keeping:
-            if self.service.phase != "loading":
+            if self.service.phase != "loading" and not self._over:
                 await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
                 await self._let_go(self.service.other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 from fluidtune.serving import device as device_module
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Place
+from fluidtune.serving.model_versions import Deploy, Loaded, Measured, Version
 from fluidtune.serving.winners import Winner
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -68,7 +70,6 @@ def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places, given
 def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, at):
     """Seen: a deploy was refused: "its process was ended while it was measured"."""
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Deploy
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
     monkeypatch.setattr(module, "LOOK_S", 0.001)
@@ -129,7 +130,6 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
 def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
     """There is memory for two."""
-    from fluidtune.serving.model_versions import Deploy, Loaded, Measured
     from fluidtune.serving.rollouts import ALL
 
     async def run():
@@ -160,7 +160,6 @@ def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
 def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
     """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
     from fluidtune.serving import rollouts as module
-    from fluidtune.serving.model_versions import Deploy, Version
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
 
@@ -180,6 +179,54 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
         with pytest.raises(ServeError, match=rf"version 2 \(trial b\) is no {state} version any more"):
             await asked
         assert made.service.other is new
+
+    asyncio.run(run())
+
+
+def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch):
+    # Seen: what was being written when the service stopped was there after it.
+    from fluidtune.serving import rollouts as module
+
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def keep(*given):
+        begun.set()
+        go.wait()
+        done.append("kept")
+
+    store = SimpleNamespace(keep=keep, forget=lambda name: done.append("forgotten"), own_name=lambda: "x")
+    monkeypatch.setattr(module, "kept_state", store)
+
+    async def run():
+        made, winner = rollouts(), Winner("b", None, {}, 2.0)
+        made._load = lambda key: asyncio.sleep(0)
+        made.service = replace(made.service, other=Version(2, "b", "run", winner, state="canary", share=0.5))
+        asked = asyncio.ensure_future(made.promote())
+        await asyncio.to_thread(begun.wait)
+        over = asyncio.ensure_future(made.close())
+        await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.gather(asked, over)
+        await made.rollback()
+        assert done == ["kept", "forgotten"]
+
+    asyncio.run(run())
+
+
+def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(monkeypatch, caplog):
+    from fluidtune.serving import rollouts as module
+
+    kept = []
+    monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: kept.append(given), own_name=str))
+    monkeypatch.setattr(module, "LOAD_S", 0.0)
+
+    async def run():
+        made = rollouts()
+        made._server = made._watch = SimpleNamespace(forget=lambda key: None)
+        made._tell(Deploy("b", "run", Winner("b", None, {}, 2.0)))
+        monkeypatch.setattr(made._devices, "reconcile", lambda: 1 / 0)
+        await settled()
+        assert kept and "ZeroDivisionError" in caplog.text
 
     asyncio.run(run())
 

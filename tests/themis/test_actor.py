@@ -14,7 +14,7 @@ from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import JobKind
-from themis_bridge.shell import actor, reservations
+from themis_bridge.shell import actor, control, reservations
 
 #: Books of two apps, of which "a" holds three GPUs. One of them is promised to "b".
 BOOKS = """
@@ -98,11 +98,27 @@ def test_whatever_an_app_sends_it_harms_nobody_else(message, world):
     assert world.actor.status()["failed_rounds"] == 0 and not world.actor.status()["trouble"]
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_the_heir_of_an_app_that_goes_has_its_gpu_under_a_quota(says_so, start, caplog):
+    # Seen: the leases of an app that was gone were counted to a user that nobody knew, and no lease began or ended.
+    world = start(3, held=held(3), text=BOOKS.replace('s": 35', 's": 99').replace('"s"', '"a/1"', 1))
+    world.join("b", Job(2), "s")
+    if says_so:
+        world.actor.leave("a", "a/1")
+    world.run(60.0)
+    assert [app for app, _, _ in world.there()] == ["b", "b"] and not caplog.text
+
+
 @pytest.mark.parametrize("changes", [{"life": "no hex"}, {"app": "a/b"}, {"bundle": {"GPU": 1.0}}])
 def test_a_job_that_cannot_be_is_refused(changes, world):
     with pytest.raises(ValueError):
         world.actor.hear(replace(heard("evil", 1), **changes))
     assert not world.actor._arbiter.state.apps
+
+
+def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
+    with pytest.raises(ThemisError, match=r"unit='gpu': an arbiter leases 'GPU' or 'CPU'"):
+        control.start("gpu")
 
 
 def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):

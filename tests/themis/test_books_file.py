@@ -18,8 +18,12 @@ def read_books(path: Path) -> str | None:
     return Books(path, time.monotonic).text()
 
 
-def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [None, 0o777, 0o755])
+def test_books_are_for_their_owner_only(mode: int | None, tmp_path: Path) -> None:
     path = tmp_path / "themis-me" / "head.json"
+    if mode is not None:  # Seen: a directory that others could write to stayed so.
+        path.parent.mkdir()
+        path.parent.chmod(mode)
     assert read_books(path) is None
     for text in ("first", "second"):
         write_books(path, text)

@@ -128,6 +128,7 @@ def _check_directory(path: Path) -> None:
     _check_owner(path, found)
     if stat.S_ISLNK(found.st_mode):
         raise ThemisError(f"{path} is a symbolic link: remove it, the arbiter keeps its books in a directory there")
+    path.chmod(0o700)  # It may have been there, for others to write to.
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

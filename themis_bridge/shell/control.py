@@ -45,8 +45,10 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         settings: fields of `Settings` for a new arbiter.
 
     Raises:
-        ThemisError: a setting is not allowed.
+        ThemisError: ``unit`` is another word, or a setting is not allowed.
     """
+    if unit not in (None, "GPU", "CPU"):
+        raise ThemisError(f"unit={unit!r}: an arbiter leases 'GPU' or 'CPU'; None chooses by the cluster")
     there = find()
     if there is not None:
         return there

@@ -58,8 +58,9 @@ class Group:
     late: bool = False
     #: Whether it has to be gone.
     ends: bool = False
-    #: When Ray was asked to make it, which is when that call ended, or to remove it; infinite before.
+    #: When the call that asks for it ended, or when it was to go; infinite before. And the seconds of earlier waits.
     since: float = math.inf
+    waited: float = 0.0
     #: When it is attended to next.
     due: float = 0.0
     #: The exception that the last call raised; "" if it raised none. And when calls began to raise.
@@ -77,6 +78,8 @@ class Groups:
         self._clock = clock
         self._known: dict[Key, Group] = {}
         self._logged = -LOG_S
+        #: The ties of the machines where a GPU changed hands at the last call of `work`.
+        self._turning: set[str] = set()
 
     def found(self, key: Key, handle: Any, made: bool) -> None:
         """A group was there before this process. ``made``: something can run in it."""
@@ -116,12 +119,17 @@ class Groups:
         # The ties of the machines where a GPU changes hands, and of those where Ray has not made all that it was asked.
         next_tie = {key[1]: need.tie for key, need in wanted.items()}
         turning = {tie for gpu, tie in next_tie.items() if gpu in ending}
+        for key, group in self._known.items():
+            # All that Ray has not made is taken back: at once, and then after pauses of its own.
+            if group.asked and not (group.ends or group.made) and wanted[key].tie in turning - self._turning:
+                group.waited, group.since, group.due = group.waited + max(0.0, began - group.since), began, began
+        self._turning = turning
         unmade = {next_tie.get(key[1]) for key, group in self._known.items() if group.asked and not group.made}
         for key, group in sorted(self._known.items(), key=lambda each: (not each[1].heir, each[0][2])):
             need = None if group.ends else wanted[key]
             turns = need is not None and need.tie in turning and not group.made
             held_up = next_tie.get(key[1], key) in unmade and group.made if need is None else turns and not group.asked
-            if not held_up and (turns or group.due <= began):
+            if not held_up and group.due <= began:
                 events += self._attend(key, group, need, turns)
                 if self._clock() - began >= seconds:
                     break
@@ -147,7 +155,8 @@ class Groups:
                 for (_, other, _), each in self._known.items():
                     each.heir |= other == gpu and (group.made or (group.heir and not group.late))
             # Else it was taken back, or removed by somebody before its app was told of it. It is asked for again.
-            group.handle, group.asked, group.heir, group.due = None, False, group.heir and not group.late, now
+            group.waited, group.since, group.due = group.waited + now - group.since, math.inf, now
+            group.handle, group.asked, group.heir = None, False, group.heir and not group.late
             return []
         if need is not None and state == reservations.CREATED:
             group.made, group.due = True, math.inf
@@ -155,7 +164,7 @@ class Groups:
         if group.why and now - self._logged >= LOG_S:
             self._logged = now
             logger.warning("themis: %s", self.trouble)
-        if need is not None and not group.late and now - group.since > CREATE_S:
+        if need is not None and not group.late and group.waited + now - group.since > CREATE_S:
             group.late = True
             return [m.Reservation(gpu, token)]
         return []
