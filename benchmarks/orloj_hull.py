@@ -196,7 +196,8 @@ def _turn(a: _Leaf, b: _Leaf, c: _Leaf) -> float:
     turn = first - second
     if abs(turn) > ROUNDING * (abs(first) + abs(second)) + TINY:
         return turn
-    return _sign(_exact_turn(a, b, c)) if b.beta != a.beta or c.beta != a.beta else 0.0
+    exact = _exact_turn(a, b, c) if b.beta != a.beta or c.beta != a.beta else 0
+    return float((exact > 0) - (exact < 0))
 
 
 def _exact_turn(a: _Leaf, b: _Leaf, c: _Leaf) -> Fraction:
@@ -228,10 +229,6 @@ def _crosses_left(a: _Leaf, b: _Leaf, c: _Leaf, d: _Leaf, split: float) -> bool:
     at = Fraction(split)
     exact = before * (Fraction(d.alpha) - at) + after * (Fraction(c.alpha) - at)
     return exact < 0 or before + after == 0
-
-
-def _sign(value: Fraction) -> float:
-    return float((value > 0) - (value < 0))
 
 
 @dataclass

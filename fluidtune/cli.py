@@ -207,6 +207,7 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
     """
     from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import versioned
+    from fluidtune.report.log_tail import driver_died
     from fluidtune.report.run_logs import find_log
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
@@ -217,7 +218,7 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
         raise FluidTuneError(f"expected RUN_DIR and TRIAL, got {len(run_dir) + 1} words")
     fold = fold_of(find_log(run_dir[0] if run_dir else None, newest=not run_dir))
     found = find_trial(fold, trial)
-    story = story_of(fold, found)
+    story = story_of(fold, found, died=driver_died(fold.head))
     if as_json:
         return click.echo(versioned({"trial": found, **story.as_dict(), "dropped_lines": fold.dropped}))
     click.echo("\n".join(map(printable, story.lines())))

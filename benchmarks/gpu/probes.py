@@ -269,10 +269,6 @@ def ray_parts(device: str) -> Answer:
     return found
 
 
-def ray_parts_are_right(answer: Answer) -> bool:
-    return all(answer[f"of_{parts}"] == parts for parts in (4, 6, 7))
-
-
 def _sum_on(pipe: Connection, device: str) -> None:
     import torch
 
@@ -576,7 +572,7 @@ PROBES: dict[str, Probe] = {
     "ray_parts": Probe(
         ray_parts,
         "a GPU's 4, 6 and 7 equal parts all have a worker",
-        ray_parts_are_right,
+        lambda answer: all(answer[f"of_{parts}"] == parts for parts in (4, 6, 7)),
         limit=90.0,
         cores=True,
     ),

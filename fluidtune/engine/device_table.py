@@ -244,10 +244,6 @@ class DeviceTable:
         """Whether a shared device has a free slot."""
         return bool(self._open)
 
-    def is_idle(self, device: int) -> bool:
-        """Whether no trial holds ``device``, which is in the table, and it does not leave."""
-        return not self.tenants[device] and device not in self.leaving
-
     @property
     def held(self) -> int:
         """Number of devices that trials hold."""

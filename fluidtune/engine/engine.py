@@ -168,8 +168,8 @@ class Engine:
         """Number of trials that wait."""
         return len(self._state.waiting)
 
-    def new_waits(self) -> list[tuple[str, Why]]:
-        """Each trial that has begun to wait since this was asked last, or waits for another reason now, and why."""
+    def new_waits(self) -> list[tuple[int, list[str], Why]]:
+        """What is new of why trials wait since this was asked last, by lines of the queue: see `placing.new_waits`."""
         return new_waits(self._state)
 
     # Views: what is known
@@ -205,7 +205,7 @@ class Engine:
 
     def _width(self, trial: Trial) -> float:
         if self._state.sharing is None or not trial.devices:
-            return trial.granted_width
+            return len(trial.devices) * trial.share
         return current_width(self._state, trial)
 
     def trial(self, name: str) -> TrialView:

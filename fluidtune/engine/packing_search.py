@@ -237,7 +237,8 @@ def judge_attempt(state: State, now: float) -> list[Instruction]:
         trial = state.trials[name]
         if trial.kind != "plain" and trial.steady:
             state.suspend(trial, now)
-            return [Suspend(name, why=because(reason, alone=_seconds_alone(state, trial), **numbers))]
+            alone = trial.speed.base_seconds() or trial.group.speed.base_seconds() or base_seconds(state, trial)
+            return [Suspend(name, why=because(reason, alone=alone, **numbers))]
     return []
 
 
@@ -316,11 +317,6 @@ def _accepted(search: PackingSearch, tried: int) -> bool | None:
     return False if len(own) >= ENOUGH_TO_REJECT or len(own) + len(estimated) >= ENOUGH_OF_ANY_TO_REJECT else None
 
 
-def _seconds_alone(state: State, trial: Trial) -> float:
-    """Seconds per iteration of a trial that is alone: measured of it, else of others, else estimated."""
-    return trial.speed.base_seconds() or trial.group.speed.base_seconds() or base_seconds(state, trial)
-
-
 def _rejection(search: PackingSearch, tried: int) -> tuple[Reason, dict[str, float]]:
     """Why ``tried`` trials are too many for a device: the reason, and its numbers but for ``alone``."""
     hopeless = _hopeless(search, tried)
@@ -356,7 +352,8 @@ def _find_device(
     found: dict[int, list[Trial]] = {}
     for device in among:
         trials = state.tenants_of(device)
-        if not all(map(_may_be_joined, trials)) or (timed and not all(map(_is_timed, trials))):
+        free_to_join = all(trial.steady and len(trial.held) == 1 and trial.asked_share == 1 for trial in trials)
+        if not free_to_join or (timed and not all(map(_is_timed, trials))):
             continue
         if started is not None:
             new = all(trial.since == started and not trial.settled for trial in trials)
@@ -375,10 +372,6 @@ def _just_started(state: State, now: float) -> Iterator[int]:
         if trial.since != now:
             return
         yield trial.devices[0]
-
-
-def _may_be_joined(trial: Trial) -> bool:
-    return trial.steady and len(trial.held) == 1 and trial.asked_share == 1
 
 
 def _is_timed(trial: Trial) -> bool:

@@ -81,34 +81,33 @@ def devices_wanted(state: State) -> int:
     return total
 
 
-def why_waits(state: State, line: Line) -> Why:
-    """Why no trial of ``line`` starts now. It asks what `start_waiting` asks, after that has started what it can."""
-    table, group, waiting = state.devices, line.group, len(state.waiting)
+def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:
+    """Why no trial of ``line`` starts now: what `start_waiting`, which has started what it can, lacks; its numbers."""
+    table, group = state.devices, line.group
     if not len(table):
-        if table.leaving:
-            return because(Reason.DEVICES_LEAVING, leaving=len(table.leaving), waiting=waiting)
-        return because(Reason.NO_DEVICE, waiting=waiting)
+        return Reason.DEVICES_LEAVING if table.leaving else Reason.NO_DEVICE, {}
     if group.places <= 0:
-        return because(Reason.GROUP_FULL, running=group.running, at_once=group.concurrency or 0)
+        return Reason.GROUP_FULL, {"at_once": group.concurrency or 0}
     if line.gang > 1 and table.node_to_empty(line.gang) is None:
-        return because(Reason.NODE_SMALL, asked=line.gang, largest=max(table.size.values()))
+        return Reason.NODE_SMALL, {"asked": line.gang, "largest": max(table.size.values())}
     if line.gang > 1:
-        return because(Reason.NODE_BUSY, asked=line.gang)
+        return Reason.NODE_BUSY, {"asked": line.gang}
     if table.idle:
-        return because(Reason.KEPT_IDLE, idle=len(table.idle), waiting=waiting)
-    if state.sharing is not None and table.has_open():
-        return because(Reason.NO_ROOM, waiting=waiting)
-    return because(Reason.DEVICES_BUSY, there=len(table), waiting=waiting)
+        return Reason.KEPT_IDLE, {}
+    return Reason.NO_ROOM if state.sharing is not None and table.has_open() else Reason.DEVICES_BUSY, {}
 
 
-def new_waits(state: State) -> list[tuple[str, Why]]:
-    """Each trial that waits for another reason than when this was asked last, or has begun to wait since."""
-    out: list[tuple[str, Why]] = []
+def new_waits(state: State) -> list[tuple[int, list[str], Why]]:
+    """Lines of the queue whose trials wait for another reason than when this was asked last, or that have new trials.
+
+    Of each: its number, its trials that have come since, and why all of its trials wait.
+    """
+    out: list[tuple[int, list[str], Why]] = []
     for line in state.waiting.lines():
-        why = why_waits(state, line)
-        same = line.why is not None and line.why.reason is why.reason
-        out += ((trial.name, why) for trial in (line.unsaid.values() if same else line.trials))
-        line.why, line.unsaid = why, {}
+        found = why_waits(state, line)
+        if line.unsaid or found != line.said:
+            out.append((line.number, list(line.unsaid), because(found[0], **found[1])))
+            line.said, line.unsaid = found, {}
     return out
 
 
@@ -130,10 +129,10 @@ def _why(state: State, trial: Trial, devices: tuple[int, ...]) -> Why:
         idle = len(table.idle)
         return because(Reason.SPARE_DEVICES, waiting=waiting, idle=idle, to=len(devices), left=left, left_to=left_to)
     (device,) = devices
-    if table.is_idle(device):
+    there = len(table.tenants[device])
+    if not there:
         return because(Reason.FREE_DEVICE, waiting=waiting, idle=len(table.idle))
-    there = len(table.tenants[device]) + 1
-    return because(Reason.OPEN_SHARE, waiting=waiting, there=there, slots=table.slots[device])
+    return because(Reason.OPEN_SHARE, waiting=waiting, there=there + 1, slots=table.slots[device])
 
 
 def _node_to_hold(state: State, gang: int) -> str | None:

@@ -69,20 +69,20 @@ class Reason(Enum):
     WORKER_LOST = "the trial lost a worker, and has {to:device} now"
     DEVICE_LOST = "the trial lost a device"
     DEVICES_BUSY = (
-        "trials hold all {there:device}, {waiting:trial} waiting",
+        "trials hold all devices",
         "it starts when a device is free and no trial is before it; more devices, or trials that share one, make that"
         " sooner",
     )
     NO_DEVICE = (
-        "the job has no device, {waiting:trial} waiting",
+        "the job has no device",
         "`fluidtune doctor` says which devices Ray has, and `fluidtune arbiter status` why a job has no lease",
     )
     DEVICES_LEAVING = (
-        "the job has only {leaving:device} that will be lost soon, {waiting:trial} waiting",
+        "the job has only devices that will be lost soon",
         "it starts on the next device that the job gets",
     )
     GROUP_FULL = (
-        "{running:trial} of its group run, and {at_once} may at once",
+        "as many trials of its group run as may at once, {at_once}",
         "a larger TuneConfig(max_concurrent_trials=...), or none",
     )
     NODE_BUSY = (
@@ -90,11 +90,11 @@ class Reason(Enum):
         "devices of one node are kept idle for it when it is next",
     )
     KEPT_IDLE = (
-        "{idle:device} idle, kept for a trial that needs several of one node; {waiting:trial} waiting",
+        "the idle devices are kept for a trial that needs several of one node",
         "it starts after that trial has started; trials that ask for fewer devices make that sooner",
     )
     NO_ROOM = (
-        "no device that others hold has room for it, as far as its need of memory is known; {waiting:trial} waiting",
+        "no device that others hold has room for it, as far as its need of memory is known",
         "it starts when trials leave a device; less memory for each trial makes that sooner",
     )
     PAUSED = (
@@ -116,11 +116,11 @@ class Reason(Enum):
     )
     RESOURCE_LACKING = (
         "it asks for {asked} {resource}, the job's first trial for {first}, and its workers are made for that one",
-        'let the first trial ask for as much, too; for GPU or CPU, or give the job devices="gpu" or "cpu"',
+        'let the first trial ask for as much, too; if it lacks a GPU or CPU, devices="gpu" or "cpu" does as well',
     )
     SEVERAL_BUNDLES = (
         "it asks for several bundles or a certain place ({resource}), the job's first trial for one bundle anywhere",
-        "ask for one in all of them, or let the job have its devices on demand",
+        "ask for one in all of them; with devices on demand Ray runs a trial that asks for several when it is made",
     )
 
     def __init__(self, template: str, remedy: str = "") -> None:

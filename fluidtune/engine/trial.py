@@ -147,11 +147,6 @@ class Trial:
         self.iterations, self.target = iterations, target
 
     @property
-    def granted_width(self) -> float:
-        """The width that it was given: its share if it has one device, 0 while it waits."""
-        return len(self.devices) * self.share
-
-    @property
     def held(self) -> list[int]:
         """The devices that it runs on, and after them those that it was promised."""
         return list(dict.fromkeys(self.devices + (self.resizing_to or ())))

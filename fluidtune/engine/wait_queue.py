@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from fluidtune.engine.reasons import Why
+from fluidtune.engine.reasons import Reason
 from fluidtune.engine.trial import Group, Trial
 
 
@@ -37,11 +37,13 @@ class Line:
     group: Group
     #: Whole devices of one node that each trial needs; 1 for a trial that is not a gang.
     gang: int
+    #: No other line of the queue has or had this number.
+    number: int
     #: By order, and by number where the order is the same.
     trials: list[Trial] = field(default_factory=list)
     #: Why its trials wait, as `placing.new_waits` said last, and those that have come since.
-    why: Why | None = None
-    unsaid: dict[str, Trial] = field(default_factory=dict)
+    said: tuple[Reason, dict[str, float]] | None = None
+    unsaid: dict[str, None] = field(default_factory=dict)
 
     @property
     def by_path(self) -> bool:
@@ -66,6 +68,8 @@ class WaitQueue:
         self._lines: dict[tuple[bool, bool, str, int, float], Line] = {}
         #: The line of each waiting trial.
         self._where: dict[str, Line] = {}
+        #: The number of the newest line.
+        self._newest = 0
 
     def __len__(self) -> int:
         return len(self._where)
@@ -79,10 +83,11 @@ class WaitQueue:
         key = (trial.first, turn is not None, group.name, trial.gang, trial.asked_share)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(key, trial.first, turn is not None, group, trial.gang)
+            self._newest += 1
+            line = self._lines[key] = Line(key, trial.first, turn is not None, group, trial.gang, self._newest)
         trial.order = turn if turn is not None else -path if line.by_path else 0.0
         insort(line.trials, trial, key=_place)
-        self._where[trial.name], line.unsaid[trial.name] = line, trial
+        self._where[trial.name], line.unsaid[trial.name] = line, None
 
     def remove(self, trial: Trial) -> None:
         """Takes ``trial`` out, which must be in the queue."""

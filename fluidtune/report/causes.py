@@ -27,11 +27,11 @@ def label_of(event: EventDict | None) -> str:
 
 
 def why_of(trial: Trial) -> str:
-    """Why it waits, or why its width or its devices changed last or are changing: the label of the reason; or ""."""
+    """Why it waits, is paused or was refused, or why its devices changed last or change: the reason's label; or ""."""
     for note in reversed(trial.notes):
         if note.name == "resize_failed":
             return "resize failed"
-        if note.resize or note.name in ("trial_started", "resize_started", "suspend_asked", "trial_waits"):
+        if note.resize or note.name in ("trial_started", "resize_started", "suspend_asked") or remedy_of(note.event):
             return label_of(note.cause or note.event)
     return ""
 

@@ -238,7 +238,9 @@ class Holdings:
         if name == "trial_started":
             self._make_room(event["devices"], event["share"])
             self._hold(trial, event["devices"], event["share"])
-        elif name == "resized" or (name == "resize_failed" and self._differs(trial, event["devices"])):
+        elif name == "resized" or (
+            name == "resize_failed" and self.of(trial).devices not in ((), tuple(event["devices"]))
+        ):
             self._hold(trial, event["devices"], self._share_after(event))
         elif name in ("trial_ended", "trial_suspended") or (name == "worker_lost" and trial is not None):
             self._release(trial)
@@ -303,9 +305,6 @@ class Holdings:
             if self.held[trial].share > share > 0:
                 self._hold(trial, self.held[trial].devices, share)
 
-    def _differs(self, trial: str, devices: Sequence[int]) -> bool:
-        return trial in self.held and tuple(devices) != self.held[trial].devices
-
     def _share_after(self, event: EventDict) -> float:
         """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
         if event.get("share") is not None:
@@ -341,7 +340,9 @@ class Fold(Holdings):
         #: Most devices at one moment, and since when (unix seconds) there was an idle one or not, and how many waited.
         self.most_devices = 0
         self.load: list[tuple[float, bool, int]] = []
-        self._waiting: set[str] = set()
+        #: Waiting trial -> its line of the queue, once the log has said it -> why the line's trials wait, in words.
+        self._waiting: dict[str, int | None] = {}
+        self._why_of_line: dict[int, str] = {}
         #: device -> its spans that have ended.
         self._on: dict[int, list[Span]] = defaultdict(list)
         for event in events:
@@ -360,8 +361,9 @@ class Fold(Holdings):
         over = self.over
         super().step(event)
         self.counts[name] += 1
-        clone = event.get("clone") if name == "steered" else None
-        for each in filter(None, [its, self._trial(clone, self.now) if isinstance(clone, str) else None]):
+        ids = self._wait(event) if name == "trial_waits" else [trial, event.get("clone") if name == "steered" else None]
+        named = {each: self._trial(each, self.now) for each in ids if isinstance(each, str)}
+        for each in named.values():
             each.stamp = self.heard
             self.recent[each.trial] = self.recent.pop(each.trial, None)
         if name == "trial_result":
@@ -383,10 +385,8 @@ class Fold(Holdings):
         self.notes.append(note)
         if name in BREAKS:
             self.breaks.append(note)
-        if its is not None:
-            its.notes.append(note)
-        if isinstance(clone, str) and clone != trial:
-            self.trials[clone].notes.append(note)
+        for each in named.values():
+            each.notes.append(note)
         self._weigh(name, trial)
         return note
 
@@ -408,6 +408,7 @@ class Fold(Holdings):
                 trial.state = "waiting"
         self.head, self.began = event, self.heard
         self._waiting.clear()
+        self._why_of_line.clear()
 
     def _iteration(self, trial: Trial, event: EventDict) -> None:
         at, times, metric = float(event["t"]), int(event.get("iterations") or 1), event["metric"]
@@ -469,13 +470,20 @@ class Fold(Holdings):
     def _weigh(self, name: str, trial: Any) -> None:
         """Note the devices that are there, whether one is idle, and how many trials wait."""
         if name in ("trial_added", "trial_suspended"):
-            self._waiting.add(trial)
+            self._waiting[trial] = None
         elif name in ("trial_started", "trial_ended"):
-            self._waiting.discard(trial)
+            self._waiting.pop(trial, None)
         self.most_devices = max(self.most_devices, len(self.there))
         load = (self.now, bool(self.there.keys() - self.busy), len(self._waiting))
         if not self.load or self.load[-1][1:] != load[1:]:
             self.load.append(load)
+
+    def _wait(self, event: EventDict) -> list[str]:
+        """Take in a `trial_waits`. Returns the trials of the line to which it says something new."""
+        line, came, before = event["line"], event["trials"], self._why_of_line.get(event["line"])
+        self._waiting.update(dict.fromkeys(came, line))
+        self._why_of_line[line] = event["reason"]
+        return came if event["reason"] == before else [trial for trial, its in self._waiting.items() if its == line]
 
     # --- queries
 

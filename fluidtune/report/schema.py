@@ -52,6 +52,7 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "whole": _is_whole,
     "count": lambda value: _is_whole(value) and value > 0,
     "table": _table_of(lambda value: True),
+    "texts": _list_of(lambda each: isinstance(each, str)),
     "places": _list_of(_is_whole),
     "devices": _list_of(_is_device),
     "best": _is_best,
@@ -100,7 +101,7 @@ SCHEMA = {
         "trial_added": "trial:text group:text kind:text iterations:amount? share?:amount name? growable? parameters?",
         "kind_found": "trial:text kind:text",
         "can_grow": "trial:text",
-        "trial_waits": "trial:text reason why numbers",
+        "trial_waits": "line:whole trials:texts reason:text why numbers",
         "trial_started": "trial:text devices:places share:amount resumed:given reason? why? numbers?",
         "trial_result": "trial:text iteration:amount seconds:amount width:amount metric:number? iterations?:count"
         " began?:number memory? kept?",

@@ -134,8 +134,11 @@ def _summed_up(stretch: Sequence[Entry], began: float) -> str:
     return text + (f"; widths {', '.join(f'{width:.3g}' for width in widths)}" if widths else "")
 
 
-def story_of(run: Run, trial: str) -> Story:
-    """The story of ``trial``, by its id. Without an event of the trial it has no entries."""
+def story_of(run: Run, trial: str, died: bool = False) -> Story:
+    """The story of ``trial``, by its id. Without an event of the trial it has no entries.
+
+    ``died``: whether the run's driver is gone, which its log does not say.
+    """
     fold = fold_of(run)
     its = fold.trials.get(trial) or Trial(trial, 0, 0.0, 0.0)
     entries = _Teller(fold, its).entries()
@@ -145,14 +148,18 @@ def story_of(run: Run, trial: str) -> Story:
     count = plural(its.iterations, "iteration") + " reported"
     state = f"{its.state} at the end of the log" if its.state in GOING else its.state
     head = f"trial {trial}{named}{of}: {kind}{count}, {state}"
-    end = [_wait(fold, its), never_grew(fold, its)] if entries else []
+    end = [_wait(fold, its, died), never_grew(fold, its)] if entries else []
     return Story(fold.origin, head, tuple(entries), tuple(filter(None, end)))
 
 
-def _wait(fold: Fold, trial: Trial) -> str | None:
-    """What the trial waits for at the end of the log, or why it was refused, and what can be done."""
+def _wait(fold: Fold, trial: Trial, died: bool) -> str | None:
+    """What the trial waits for at the end of the log, or why it was refused, and what can be done.
+
+    Once its driver has ended or died, a trial waits for nothing until the next driver has added it.
+    """
     event = wait_of(trial)
-    if event is None or (fold.over and trial.state == "paused"):
+    left = fold.over or died or (trial.state == "waiting" and trial.stamp <= fold.began)
+    if event is None or (left and trial.state != "failed"):
         return None
     going = [other.trial for other in fold.trials.values() if other.group == trial.group and other.state in GOING]
     others = f", and {listed(going)} of its group did not" if going and trial.state == "paused" else ""
@@ -208,7 +215,7 @@ class _Teller:
         name = self._trial.trial
         for note in self._trial.notes:
             self._note = note
-            if note.event["trial"] == name:
+            if note.event.get("trial", name) == name:
                 self._own(note.event)
             else:
                 by = f"for {note.event['by']} ({note.event['via']})"
@@ -278,7 +285,7 @@ class _Teller:
     def _sentence(self, event: EventDict) -> None:
         kind, sentence = SENTENCES[event["event"]]
         more = {"reason": _with(event), "because": _because(event), "took": duration(event.get("seconds", 0.0))}
-        self._tell(kind, sentence.format_map({**event, **more}))
+        self._tell(_kind_of(kind, event), sentence.format_map({**event, **more}))
 
     def _on_trial_added(self, event: EventDict) -> None:
         left = event["iterations"]

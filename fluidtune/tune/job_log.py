@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine, Reason, because
+from fluidtune.engine import Engine, Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
@@ -79,7 +79,8 @@ class JobLog:
 
     def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str]) -> None:
         """Begin the log. ``devices``: those that are there, each with its node."""
-        settings, self._algorithm = scheduler.executor, type(scheduler.base_scheduler).__name__
+        self._algorithm = type(scheduler.base_scheduler).__name__
+        settings = {name: getattr(scheduler.executor, name) for name in scheduler.executor.__dataclass_fields__}
         self.write(
             "run_started",
             run=run,
@@ -90,7 +91,7 @@ class JobLog:
             pid=os.getpid(),
             kind=kind,
             devices=[{"device": device, "node": node} for device, node in devices.items()],
-            settings={name: _plain_setting(getattr(settings, name)) for name in settings.__dataclass_fields__},
+            settings={name: set_.name if isinstance(set_, Profile) else set_ for name, set_ in settings.items()},
             algorithm=self._algorithm,
             metric=scheduler.metric,
             mode=scheduler.mode,
@@ -138,7 +139,7 @@ class JobLog:
                     parameters=parameters_of(trials[event.trial]),
                 )
             elif isinstance(event, m.TrialEnded):
-                self._ended(event.trial, event.ending)
+                self.ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:
                 self.write("trial_suspended", trial=event.trial, **self._departure(event.trial, {}))
 
@@ -150,15 +151,16 @@ class JobLog:
         reason = self._departures.pop(trial, None)
         return otherwise if reason is None else {"reason": reason}
 
-    def _ended(self, trial: str, ending: m.Ending) -> None:
-        paused = because(Reason.PAUSED).as_fields() if ending == "paused" else {}
-        self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial, paused))
+    def ended(self, trial: str, ending: m.Ending, why: Why | None = None) -> None:
+        """The trial is paused or ended. ``why``: of one that is refused, of which the engine does not hear."""
+        why = because(Reason.PAUSED) if ending == "paused" else why
+        self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial, why.as_fields() if why else {}))
         (self._paused.add if ending == "paused" else self._paused.discard)(trial)
 
     def stopped_for_good(self, trial: str) -> None:
         """Tune has stopped the trial. The engine does not hear of it if the trial was paused."""
         if trial in self._paused:
-            self._ended(trial, "stopped")
+            self.ended(trial, "stopped")
 
     def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
         """Write down which trials the engine has just started, which it wants elsewhere, and why others wait."""
@@ -176,8 +178,9 @@ class JobLog:
                     resumed=isinstance(instruction, m.Resume),
                     **instruction.why.as_fields(),
                 )
-        for trial, why in self._engine.new_waits():
-            self.write("trial_waits", trial=trial, **why.as_fields())
+        for line, trials, why in self._engine.new_waits():
+            # No iteration is due before it: it concerns no trial that holds devices.
+            self._events.write("trial_waits", line=line, trials=trials, **why.as_fields())
         self._trials_waiting.set(self._engine.waiting_count, {"experiment": self._job})
         self._devices_busy.set(self._engine.held_count, {"experiment": self._job})
 
@@ -255,7 +258,3 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"experiment": self._job})
-
-
-def _plain_setting(setting: Any) -> Any:
-    return setting.name if isinstance(setting, Profile) else setting

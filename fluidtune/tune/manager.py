@@ -186,7 +186,7 @@ class FluidActorManager(ActorManager):
         refused = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         if refused is not None:  # the trial fails; the job goes on
             self.set_failed(tracked)
-            self._job.log.write("trial_ended", trial=trial_id, ending="failed", **refused.as_fields())
+            self._job.log.ended(trial_id, "failed", refused)
             words = f"trial {trial_id} is refused: {refused.words}; {refused.reason.remedy}"
             self._callbacks.tell_refused(tracked, trial, FluidTuneError(words))
             return

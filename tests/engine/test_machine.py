@@ -65,7 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         #: Trials whose growth has ended.
         self.narrow: set[str] = set()
         #: Why each trial waits, as it was said last.
-        self.waits: dict[str, Reason] = {}
+        self.waits: dict[str, int] = {}
         self.clock = 0.0
         self.send(m.GroupAnnounced("sync"), m.GroupAnnounced("asha", False), m.GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
@@ -95,10 +95,11 @@ class EngineMachine(RuleBasedStateMachine):
         # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
         check_engine(self.engine)
-        self.waits = {name: why for name, why in self.waits.items() if name in self.engine.waiting}
-        for name, why in self.engine.new_waits():
-            self.waits[name] = why.reason
-            assert not self.engine.idle_devices or why.reason not in (Reason.DEVICES_BUSY, Reason.NO_ROOM), name
+        self.waits = {name: line for name, line in self.waits.items() if name in self.engine.waiting}
+        for line, names, why in self.engine.new_waits():
+            self.waits |= dict.fromkeys(names, line)
+            assert line in self.waits.values() and self.waits.keys() >= set(names)
+            assert not self.engine.idle_devices or why.reason not in (Reason.DEVICES_BUSY, Reason.NO_ROOM), line
         assert set(self.waits) == set(self.engine.waiting)
         for instruction in out:
             self.carry_out(instruction)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.engine import Reason, because
+from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, grows, plain
 from tests.engine.test_packing_search import Device
@@ -187,23 +187,32 @@ def a_device_is_lost() -> tuple[list[m.Instruction], str]:
 
 #: Of each wait of the engine's: an engine, its events, and a part of what is said of why the last trial waits.
 WAITS: dict[Reason, tuple[Callable[[], Bench], list[m.Event], str]] = {
-    Reason.DEVICES_BUSY: (lambda: Bench(1), [plain("a"), plain("b"), plain("c")], "all 1 device, 2 trials waiting"),
-    Reason.NO_DEVICE: (Bench, [plain("a")], "the job has no device, 1 trial waiting"),
+    Reason.DEVICES_BUSY: (lambda: Bench(1), [plain("a"), plain("b"), plain("c")], "hold all devices"),
+    Reason.NO_DEVICE: (Bench, [plain("a")], "the job has no device"),
     Reason.DEVICES_LEAVING: (
         lambda: Bench(1),
         [m.DeviceLeaving(0), plain("a")],
-        "only 1 device that will be lost soon",
+        "only devices that will be lost soon",
     ),
     Reason.GROUP_FULL: (
         lambda: Bench(2),
         [m.GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n")],
-        "1 trial of its group run, and 1 may at once",
+        "run as may at once, 1",
     ),
     Reason.NODE_SMALL: (lambda: Bench(2, per_node=1), [plain("a", share=2)], "no node of the job has more than 1"),
     Reason.NODE_BUSY: (lambda: Bench(2), [plain("a"), plain("b", share=2)], "asks for 2 devices of one node"),
-    Reason.KEPT_IDLE: (lambda: Bench(2), [plain("a"), plain("b", 50, share=2), plain("c", 20)], "1 device idle, kept"),
+    Reason.KEPT_IDLE: (
+        lambda: Bench(2),
+        [plain("a"), plain("b", 50, share=2), plain("c", 20)],
+        "the idle devices are kept",
+    ),
     Reason.NO_ROOM: (lambda: Bench(1, lanes="FAIR", max_packing=2), [plain("a"), plain("b")], "as far as its need of"),
 }
+
+
+def waits(bench: Bench) -> dict[str, Why]:
+    """Why each trial waits of which the engine says it now."""
+    return {name: why for _, names, why in bench.engine.new_waits() for name in names}
 
 
 @pytest.mark.parametrize("reason", WAITS, ids=lambda reason: reason.label)
@@ -212,7 +221,7 @@ def test_each_wait_has_a_reason_that_is_said_once(reason: Reason) -> None:
     made, events, words = WAITS[reason]
     bench = made()
     bench(*events)
-    why = dict(bench.engine.new_waits())[bench.engine.waiting[-1]]
+    why = waits(bench)[bench.engine.waiting[-1]]
     assert why.reason is reason and words in why.words and reason.remedy
     bench(m.GroupAnnounced("other"))
     assert bench.engine.new_waits() == []
@@ -222,9 +231,10 @@ def test_a_wait_for_another_reason_is_said() -> None:
     bench = Bench(1)
     bench(plain("a"), plain("b"))
     bench(m.DeviceLost(0))
-    assert {name: why.reason for name, why in bench.engine.new_waits()} == dict.fromkeys("ab", Reason.NO_DEVICE)
+    assert {name: why.reason for name, why in waits(bench).items()} == dict.fromkeys("ab", Reason.NO_DEVICE)
     bench(m.DeviceGained(1))
-    assert [(name, why.reason) for name, why in bench.engine.new_waits()] == [("b", Reason.DEVICES_BUSY)]
+    ((_, new, why),) = bench.engine.new_waits()
+    assert (new, why.reason) == ([], Reason.DEVICES_BUSY), "said of the line, whose trials are known"
 
 
 @pytest.mark.parametrize("reason", SCENARIOS, ids=lambda reason: reason.label)

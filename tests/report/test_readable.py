@@ -27,7 +27,12 @@ STRANGE: list[Any] = [None, True, "x", "", 0, -1, 1.5, 10**400, [], {}, [None], 
 #: Form of a field that readers rely on -> a value. Any other field is a text.
 SOME: dict[str, Any] = {
     **{"given": "x", "text": "a", "number": 1.0, "amount": 1.0, "size": 1.0, "whole": 0, "count": 1, "table": {}},
-    **{"places": [0, 1], "devices": [{"device": 0, "node": "n"}, {"device": 1, "node": "n"}], "numbers": {"a": 1.0}},
+    **{
+        "texts": ["a"],
+        "places": [0, 1],
+        "devices": [{"device": 0, "node": "n"}, {"device": 1, "node": "n"}],
+        "numbers": {"a": 1.0},
+    },
     **{"best": {"trial": "a", "metric": 1.0}, "outcomes": {"a": {"answered": 3}}, "batches": {"a": {"1": 3}}},
 }
 OF_A_JOB, OF_A_SERVICE = list(SCHEMA)[: list(SCHEMA).index("run_ended")], list(SCHEMA)[len(SCHEMA) - 10 :]

@@ -136,20 +136,23 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
 
 def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
     """Seen: nothing said why a trial waits, and no log had one that was refused."""
-    busy, paused = because(Reason.DEVICES_BUSY, there=1, waiting=1), because(Reason.PAUSED)
+    busy, paused = because(Reason.DEVICES_BUSY), because(Reason.PAUSED)
     refused = because(Reason.JOB_SMALL, asked=9, largest=1)
     events = [
         begin(0, 1),
         added(1, "a"),
         added(1, "b"),
         starts(1, "a", 0),
-        ev(1, "trial_waits", trial="b", **cause(busy)),
+        ev(1, "trial_waits", line=1, trials=["b"], **cause(busy)),
     ]
     events += [{**ended(2, "c", "failed"), **cause(refused)}]
     assert told(events, "b")[2:] == [
-        "1 s waits: trials hold all 1 device, 1 trial waiting",
-        f"It waits: trials hold all 1 device, 1 trial waiting. What can be done: {Reason.DEVICES_BUSY.remedy}.",
+        "1 s waits: trials hold all devices",
+        f"It waits: trials hold all devices. What can be done: {Reason.DEVICES_BUSY.remedy}.",
     ]
+    stories = [story_of([*events, next_], "b") for next_ in (over(3, 3, 3), begin(3, 1))]
+    for gone in (*stories, story_of(events, "b", died=True)):
+        assert gone.end == (), "seen: a trial waited whose driver had ended or died"
     assert told(events, "c")[1:] == [
         f"2 s was refused: {refused.words}",
         f"It was refused: it asks for 9 devices, and the job may have 1. What can be done: {Reason.JOB_SMALL.remedy}.",
@@ -159,6 +162,15 @@ def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
         "It waits: Tune paused it, and b of its group did not. What can be done: its alg"
     )
     assert not told(events, "b")[-1].startswith("It waits")
+
+
+def test_a_long_wait_tells_each_reason_also_those_in_its_middle() -> None:
+    """Seen: 12 x waits."""
+    reasons = [Reason.DEVICES_BUSY, Reason.NO_DEVICE, *[Reason.DEVICES_BUSY] * TOLD_WHOLE, Reason.KEPT_IDLE]
+    waits = [ev(n, "trial_waits", line=n, trials=["a"], **cause(because(why))) for n, why in enumerate(reasons)]
+    lines = told([begin(0, 1), added(0, "a"), *waits, *waits])
+    assert {f"waits: {why.template}" for why in reasons} <= {line.partition(" s ")[2] for line in lines}
+    assert any(" x waits (devices busy)" in line for line in lines)
 
 
 RAN = [added(0, "a"), starts(1, "a", 0)]
@@ -219,6 +231,7 @@ TEXTS = st.one_of(st.none(), st.text(max_size=9))
 #: Form of a field that readers rely on -> a value. Any other field has any text, or null.
 FORMED: dict[str, st.SearchStrategy[Any]] = {
     "places": st.lists(st.integers(0, 3), max_size=3, unique=True),
+    "texts": st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3, unique=True),
     **dict.fromkeys(("whole", "count"), st.integers(1, 3)),
     **dict.fromkeys(("amount", "size", "number"), st.sampled_from([0.5, 1.0, 1 / 3]) | st.floats(0.001, 1000)),
     **{"text": st.text(max_size=9), "given": TEXTS, "best": st.none()},

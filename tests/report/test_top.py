@@ -24,6 +24,7 @@ from fluidtune.view.run_list import RunList
 from tests.report.makers import (
     added,
     begin,
+    ended,
     ev,
     group,
     over,
@@ -74,6 +75,8 @@ def test_the_reason_of_a_trials_last_change_is_shown() -> None:
     assert "resize failed" in text_of(screen_of(events).draw(100.0, 40))
     old = [begin(0, 2), group(0), added(0, "a"), started(1, "a", 0), resized(3, "a", 0, 1)]
     assert last(old) == ""
+    refused = {**ended(4, "a", "failed"), "reason": "it asks for 9", "why": "job_small"}
+    assert "job small" in text_of(screen_of([*old, refused]).draw(100.0, 40))
 
 
 def test_what_went_wrong_is_news() -> None:

@@ -15,7 +15,7 @@ from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.engine import Reason, because
+from fluidtune.engine import Reason
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.ray_compat.trainable import TRIAL_INFO
@@ -24,6 +24,7 @@ from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
+from tests.engine.test_reasons import WAITS
 from tests.tune.tried_manager import Tried, leader_of, tunes_trial
 
 
@@ -114,35 +115,43 @@ def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, m
     assert asked == [4]
 
 
-@pytest.mark.parametrize(
-    "bundles, mentions",
-    [
-        ([{"GPU": 1.0}, {"GPU": 1.0}], "several bundles"),
-        ([{"GPU": 3.0}], "asks for 3 devices, and the job may have 2"),
-        ([{"GPU": 1.5}], "asks for 1.5 GPUs; ask for a whole number or for 1 or less"),
-        ([{"GPU": 1.0, "licence": 1.0}], "asks for 1 licence, the job's first trial for 0"),
-    ],
-)
-def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
-    bundles: list[dict[str, float]], mentions: str, tried: Tried
-) -> None:
+#: Each refusal: what a trial asks for, how the job is set up, and a part of what is said.
+REFUSALS: dict[Reason, tuple[list[dict[str, float]], dict[str, Any], str]] = {
+    Reason.SEVERAL_BUNDLES: ([{"GPU": 1.0}, {"GPU": 1.0}], {}, "several bundles"),
+    Reason.JOB_SMALL: ([{"GPU": 3.0}], {}, "asks for 3 devices, and the job may have 2"),
+    Reason.GPU_PARTS: ([{"GPU": 1.5}], {}, "asks for 1.5 GPUs; ask for a whole number or for 1 or less"),
+    Reason.RESOURCE_LACKING: ([{"GPU": 1.0, "licence": 1.0}], {}, "asks for 1 licence, the job's first trial for 0"),
+    Reason.NODE_SMALL: ([{"GPU": 2.0}], {"on_one_node": 1}, "no node of the job has more than 1"),
+    Reason.LEASED_FEWER: ([{"GPU": 2.0}], {"leased": True}, "which the arbiter leases together"),
+}
+
+
+def test_each_wait_and_refusal_is_brought_about_by_a_test() -> None:
+    assert WAITS.keys() | REFUSALS.keys() | {Reason.PAUSED} == {each for each in Reason if each.remedy}
+
+
+@pytest.mark.parametrize("reason", REFUSALS, ids=lambda reason: reason.label)
+def test_a_trial_that_no_worker_can_host_fails_alone_and_once(reason: Reason, tried: Tried) -> None:
     """Also where it asked for less when Tune made it: a ResourceChangingScheduler. Seen: it waited for ever."""
+    bundles, setup, mentions = REFUSALS[reason]
+    tried.job.trials._setup = replace(tried.job.setup, **setup)
     trial = tunes_trial("b", max_failures=-1)
     tracked = asks_later(
         tried, trial, bundles, lambda tracked, error: tried.told.extend([str(error), trial.max_failures])
     )
     assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
-    assert tried.logged("trial_ended")[0]["reason"] in tried.told[0], "seen: the event log had no such trial"
+    (refused,) = tried.logged("trial_ended")
+    assert refused["why"] == reason.label and refused["reason"] in tried.told[0], "seen: the log had no such trial"
     assert tried.told[1] == 0 and trial.max_failures == -1, "seen: a restored run gave it no retries"
     assert not tried.manager.remove_actor(tracked)
 
 
-def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
-    """Devices that are held from the start to the end, one on each of two nodes. Seen: it waited for ever."""
-    trial = tunes_trial("b", {"GPU": 2.0})
-    assert tried.job.trials.refusal(trial) is None
-    tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
-    assert tried.job.trials.refusal(trial) == because(Reason.NODE_SMALL, asked=2, largest=1)
+def test_a_paused_trial_that_is_refused_ends_once(tried: Tried) -> None:
+    """Seen: it counted as paused, and ended a second time in the log when Tune let go of it."""
+    tried.job.log.events_heard([m.TrialEnded("b", "paused")], {})
+    asks_later(tried, tunes_trial("b"), [{"GPU": 3.0}], lambda *_: None)
+    tried.job.log.stopped_for_good("b")
+    assert [each["ending"] for each in tried.logged("trial_ended")] == ["paused", "failed"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,16 +12,41 @@ import numpy as np
 import pytest
 
 from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from fluidtune.group_facts import GroupFacts
+from fluidtune.report.causes import wait_of
 from fluidtune.report.events import EVENT_LOG_NAME, read_events
 from fluidtune.report.fold import Fold
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.groups.budgets import iteration_at
+from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_registry import VALUE_LENGTH, parameters_of
-from tests.engine.helpers import suspend
+from tests.engine.helpers import plain, suspend
 from tests.report.makers import log_in
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried
+
+
+def test_a_reason_to_wait_that_changes_is_one_event_however_many_wait(tmp_path: Path) -> None:
+    """Seen: with 4,000 trials each change wrote 4,000 lines, within one decision."""
+    trials, flips, engine = [f"t{n}" for n in range(4_000)], 100, Engine()
+    log = JobLog("job", tmp_path, engine)
+    engine.handle(m.GroupAnnounced("g"), *map(plain, trials), now=0.0)
+    log.instructions_given([])
+    for flip in range(flips):
+        change = m.DeviceLost(flip) if flip % 2 else m.DeviceGained(flip + 1)
+        log.instructions_given(engine.handle(change, now=float(flip)))
+    fold = Fold(read_events(tmp_path / EVENT_LOG_NAME))
+    assert flips <= fold.counts["trial_waits"] <= 3 * flips
+    assert (tmp_path / EVENT_LOG_NAME).stat().st_size < 20 * len(trials) + 500 * 3 * flips
+    said: Any = {trial: wait_of(fold.trials[trial]) for trial in trials}
+    assert (
+        {each["why"] for each in said.values()}
+        == {"no_device"}
+        == {fold.trials[t].notes[-1].event["why"] for t in trials}
+    )
+    assert len(fold.trials["t3999"].notes) == flips + 1, "its story has each"
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), Fraction(1, 2), Decimal("0.5"), np.array(0.5)])

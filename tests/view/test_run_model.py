@@ -85,7 +85,7 @@ def test_why_a_trial_waits() -> None:
         return Page().take(model_of([begin(0, 1), added(0, "a"), *events]).changes()).trials["a"]["waits"]
 
     on = started(1, "a", 0)
-    busy = ev(0, "trial_waits", trial="a", reason="all are held", why="devices_busy", numbers={})
+    busy = ev(0, "trial_waits", line=1, trials=["a"], reason="all are held", why="devices_busy", numbers={})
     assert (waits(busy), waits(busy, on)) == ("all are held", "")
     given = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"), {**added(3, "a"), "parameters": {"lr": 0.2}})
     page = Page().take(model_of([begin(0, 1), added(0, "a"), *given]).changes())

@@ -260,7 +260,7 @@ class Watch:
                     self._hooks.append(value)
                 elif not name.startswith("_forward_") and not self._is_known(value):
                     self._mutable.append(value)
-        bases = {base for each in modules for base in type(each).__mro__ if not _of_library(base)}
+        bases = {base for each in modules for base in type(each).__mro__ if not _is_library(base.__module__)}
         self._tables += [(vars(base).values, list(vars(base).values())) for base in bases]
         functions = [function for base in bases for function in vars(base).values()]
         functions += [value for each in modules for value in each.__dict__.values()]
@@ -314,10 +314,6 @@ class Watch:
         if any(self._hooks) or any(self._empty):
             return False
         return all(_are(read(), kept) for read, kept in self._tables) and self._pickled(self._mutable) == self._looks
-
-
-def _of_library(obj: Any) -> bool:
-    return _is_library(obj.__module__)
 
 
 def _is_library(module: str | None) -> bool:
