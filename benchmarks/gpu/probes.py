@@ -285,12 +285,9 @@ def forks(device: str) -> Answer:
     driver = loaded_library(CUDA_DRIVER)
     found: Answer = {"loaded": driver is not None, "started_by_the_import": cuda_started(driver)}
     for moment in ("child", "child_after_the_start"):
-        ours, theirs = multiprocessing.get_context("fork").Pipe()
-        process = multiprocessing.get_context("fork").Process(target=_sum_on, args=(theirs, device))
-        process.start()
-        theirs.close()
-        found[moment] = answer_of(ours, process)
-        process.kill()
+        child = start(_sum_on, device, context=multiprocessing.get_context("fork"))
+        found[moment] = answer_of(*child)
+        child[1].kill()
         torch.ones(1, device=device)
     return found | {"started_after_the_start": cuda_started(loaded_library(CUDA_DRIVER))}
 
@@ -308,11 +305,11 @@ def starts(device: str) -> Answer:
 
     def note(what: str) -> None:
         nonlocal began
-        if device != "cpu":
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         found[what], began = round(time.perf_counter() - began, 2), time.perf_counter()
 
-    found["import_s"], began = round(time.perf_counter() - began, 2), time.perf_counter()
+    note("import_s")
     x = torch.ones(512, 512, device=device)
     note("context_s")
     x @ x
@@ -514,10 +511,10 @@ def mps_is_right(answer: Answer) -> bool:
     return all("mean_times_2048" in one for one in (answer["beside"], answer["after"][1]))
 
 
-def start(work: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
-    """Run ``work(pipe, *arguments)`` in a process of its own."""
-    ours, theirs = _spawn.Pipe()
-    process = _spawn.Process(target=work, args=(theirs, *arguments), daemon=True)
+def start(work: Callable[..., None], *arguments: Any, context: Any = _spawn) -> tuple[Connection, BaseProcess]:
+    """Run ``work(pipe, *arguments)`` in a process of its own, which begins as those of ``context`` do."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     return ours, process
