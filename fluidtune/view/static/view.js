@@ -384,12 +384,10 @@ const parameter = (name) => ({
   key: `=${name}`, title: name, value: ({ parameters }) => (Object.hasOwn(parameters, name) ? parameters[name] : null),
 });
 
-function columns() {
-  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map((name) => ({ ...parameter(name), chosen: true }));
-  const has = (column) => model.trials.some((trial) => trial && ![null, "", 0].includes(column.value(trial)));
+// What FluidTune knows of a trial.
+function ownColumns() {
   const farthest = { min: "lowest", max: "highest" }[model.head.mode];
-  // What FluidTune knows of a trial, then what the search has chosen. A column without a value would be empty.
-  return [...[
+  return [
     // On a narrow screen the end of a name says more than its beginning.
     { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
     { key: "state", title: "state", text: true, value: (trial) => STATES.indexOf(state(trial)), show: state },
@@ -401,7 +399,15 @@ function columns() {
     { key: "seconds", title: "s / iteration", value: (trial) => trial.seconds,
       show: (trial) => (trial.seconds === null ? "" : number(+trial.seconds.toPrecision(3))) },
     { key: "why", title: "last change", text: true, value: (trial) => trial.why },
-  ].filter((column) => column.key === "name" || column.key === "state" || has(column)), ...parameters];
+  ];
+}
+
+// FluidTune's own columns without those that would be empty, then what the search has chosen.
+function columns() {
+  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map((name) => ({ ...parameter(name), chosen: true }));
+  const has = (column) => model.trials.some((trial) => trial && ![null, "", 0].includes(column.value(trial)));
+  const own = ownColumns().filter((column) => column.key === "name" || column.key === "state" || has(column));
+  return [...own, ...parameters];
 }
 
 // The devices that it holds, with its share of them if that is a part: "0 1", "0 (0.5)".
@@ -415,7 +421,7 @@ function compared(name) {
   const like = (each) => each.toLowerCase() === name.toLowerCase();
   const own = model.names.has(name) ? name : [...model.names].find(like);
   if (own !== undefined) return parameter(own);
-  return columns().findLast((column) => like(column.key) || like(column.title));
+  return ownColumns().findLast((column) => like(column.key) || like(column.title));
 }
 
 // "lr<0.01 adam": each word must hold, a comparison of a parameter or column, or a part of the trial's text.
