@@ -42,8 +42,7 @@ def allocation(variables: Mapping[str, str]) -> Allocation:
 
 def srun_variables(variables: Mapping[str, str], job: str) -> dict[str, str]:
     """The environment for srun in this job, without what the own job's options would have srun do."""
-    own = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST") if variables["SLURM_JOB_ID"] == job else ()
-    kept = ("SLURM_CONF", *own)
+    kept = {"SLURM_CONF"} | ({"SLURM_JOB_ID", "SLURM_JOB_NODELIST"} if variables["SLURM_JOB_ID"] == job else set())
     return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in kept}
 
 
