@@ -340,13 +340,17 @@ def node_start(options: tuple[str, ...]) -> None:
 def docs(words: tuple[str, ...]) -> None:
     """Show a page of the documentation, or the sections that have all WORDs. Without words: list the pages.
 
-    The pages are those of this version; no network is needed.
+    The pages are those of this version; no network is needed. A terminal shows them by $PAGER.
     """
     from rich.console import Console
 
     from fluidtune.commands.docs import Page, told
 
-    Console().print(Page(told(words), hyperlinks=False))
+    console = Console()
+    with console.capture() as page:
+        console.print(Page(told(words), hyperlinks=False))
+    os.environ.setdefault("LESS", "FRX")  # as git does: a page that fits the screen is printed
+    click.echo_via_pager(page.get())
 
 
 for group in (arbiter, serve):
