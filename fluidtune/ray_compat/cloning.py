@@ -14,6 +14,7 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.result import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 
 from fluidtune.ray_compat.controller import save_state
 
@@ -50,6 +51,8 @@ def clone_of(trial: Trial, config: dict[str, Any], chosen: Mapping[str, Any], fr
         except Exception:
             _remove_directories(clone)
             raise
+        for name in (EXPR_RESULT_FILE, EXPR_PROGRESS_FILE):  # Tune warns of a trial with a checkpoint that lacks them
+            files.open_output_stream(Path(clone.storage.trial_fs_path, name).as_posix()).close()
         metrics = {**last.metrics, "trial_id": clone.trial_id, "config": config}
         clone._restore_checkpoint_result = _TrainingResult(Checkpoint(path, files), metrics)
     return clone

@@ -208,7 +208,7 @@ if __name__ == "__main__":
 
 
 def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing_twice(
-    tmp_path: Path, no_ray: Any, one_ray: Any
+    tmp_path: Path, no_ray: Any, one_ray: Any, capfd: Any
 ) -> None:
     """The script is not edited. The clone goes on from its checkpoint; the stop was asked for and had not come."""
     script, run = tmp_path / "script.py", tmp_path / "fluid"
@@ -246,7 +246,7 @@ def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing
     assert (ended.config["x"], ended.metrics["training_iteration"]) == (1, 2)
     assert own.config["x"] == 7 and own.metrics["score"] == score(7, own.metrics["training_iteration"])
     assert {result.metrics["training_iteration"] for result in results if result is not ended} == {6}
-    assert logged(own) == [2, 3, 4, 5, 6]
+    assert logged(own) == [2, 3, 4, 5, 6] and "Remote file not found" not in capfd.readouterr().err
     refused = subprocess.run(
         [*command, "trial", "stop", str(run), clone], env=environment, capture_output=True, text=True
     )
