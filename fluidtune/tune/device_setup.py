@@ -192,7 +192,7 @@ def _refuse_hopeless(setting: str | None, plan: Layout) -> None:
     """
     cluster, kind = ray.cluster_resources(), KINDS[plan.kind]
     needed, there = max(1, math.ceil(plan.share)), int(cluster.get(kind.resource, 0))
-    if setting is None or kind.cores or not kind.computes or there >= needed or may_get_nodes():
+    if setting is None or kind.cores or there >= needed or may_get_nodes():
         return
     trial = f"a trial needs {needed} of them, and the" if needed > 1 else "the"
     raise FluidTuneError(
@@ -210,7 +210,7 @@ def _warn_of_waiting(plan: Layout, request: dict[str, float], nodes: list[dict[s
         logger.warning(
             "FluidTune: %s; its trials wait until the cluster, which has %s, gets such a node",
             lacking,
-            " and ".join(f"{sum(node.get(name, 0.0) for node in nodes):g} {name}s" for name in by_resource()),
+            " and ".join(f"{sum(node.get(name, 0.0) for node in nodes):g} {name}s" for name in sorted(by_resource())),
         )
     elif plan.most is not None and plan.most > there:
         logger.warning(

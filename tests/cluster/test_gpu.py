@@ -20,9 +20,6 @@ class Cuda(SimpleNamespace):
     uuid = "abc"
     there = True
 
-    def is_available(self) -> bool:
-        return self.there
-
     def is_initialized(self) -> bool:
         return self.there
 

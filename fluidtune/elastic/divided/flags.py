@@ -24,10 +24,7 @@ def flags_now() -> Flags:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        **{
-            f"{kind} autocast": (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in TORCH_TYPES
-        },
+        **{f"{on} autocast": (torch.is_autocast_enabled(on), torch.get_autocast_dtype(on)) for on in TORCH_TYPES},
         "default type": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul": torch.get_float32_matmul_precision(),
