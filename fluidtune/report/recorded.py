@@ -50,7 +50,8 @@ def read_job(run: Run) -> RecordedJob:
     settings = head.get("settings") or {}
     given = settings.get("max_packing")
     concurrency = {name: event.get("concurrency") for name, event in groups.items()}
-    on_cores = head["kind"] in KINDS and KINDS[head["kind"]].cores
+    devices = KINDS.get(str(head["kind"]))
+    on_cores = devices is not None and devices.cores
     return RecordedJob(
         trials=trials,
         profile=measured.profile,

@@ -24,8 +24,6 @@ from typing import Any
 import numpy
 import torch
 
-from fluidtune.device_kinds import ACCELERATORS
-
 #: How far two metrics or numbers may be apart, relative to the larger one, where sums have no fixed order. Source: of
 #: eight loops that kept something of their own, the one that was nearest to right was off by 0.03.
 _METRICS_APART = 0.02
@@ -121,7 +119,7 @@ def _parts_apart(now: dict[str, Any], then: Epoch, names: Sequence[str], compare
         for number, parts in enumerate(zip(now[what], after[what], strict=True), 1):
             if not same(*parts):
                 yield f"the {what[:-1]} of DataLoader {number}"
-    for library in ("numpy", "torch", *ACCELERATORS):
+    for library in sorted({*now["streams"], *after["streams"]} - {"python"}):
         if not exactly.equal(now["streams"].get(library), after["streams"].get(library)):
             yield f"the random stream of {library}"
 
