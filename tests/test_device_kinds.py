@@ -7,16 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray import tune
 
-from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
+from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
+from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.device_kinds import KINDS, DeviceKind
 from fluidtune.errors import FluidTuneError
 from tests.cluster.test_pool import Ray
-from tests.faults import jobs
-from tests.tune.running import events_of, fit
+from tests.cluster.test_worker import Counting, Storage, _worker
+from tests.contracts.processes import peer_processes
+from tests.elastic.divided.grown import SECRET
 
 REQUEST = {"CPU": 1.0, "TOY": 0.5}
 
@@ -52,14 +54,24 @@ def test_what_no_toy_can_be_is_refused_in_its_words() -> None:
         DeviceSpec.parse("tyo:2")
 
 
-@pytest.mark.ray
-@pytest.mark.newest
-def test_a_trial_grows_onto_a_second_toy(one_ray: Any, tmp_path: Path) -> None:
-    one_ray.use(num_cpus=2, resources={"TOY": 2}, runtime_env={"worker_process_setup_hook": know_toys})
-    (tmp_path / "notes").mkdir()
-    space = {"x": 3.0, "iterations": 2000, "step": 0.05, "notes": str(tmp_path / "notes")}
-    run = {"stop": lambda trial, result: any(len(each["devices"]) == 2 for each in events_of(tmp_path, "resized"))}
-    on_toys = tune.with_resources(jobs.elastic, {"cpu": 1, "TOY": 1})
-    results = fit("fluid", on_toys, space, tmp_path, executor=FluidExecutor(), metric="value", mode="min", run=run)
-    assert not results.errors and results[0].metrics["training_iteration"] < 2000
-    assert [each["kind"] for each in events_of(tmp_path, "run_started")] == ["toy"]
+def leads(folder: str) -> Any:
+    know_toys()
+    leader_host.storage_of = lambda spec: Storage(folder)
+    _worker[:] = [Worker("w", {}, None, "toy")]
+    facts: Any = _worker[0].load(Counting, LoadSpec("trial", {"config": {}}, device="toy", secret=SECRET))
+    return facts.address
+
+
+def follows(address: Any) -> str | None:
+    know_toys()
+    return Worker("f", {}, None, "toy").attach(AttachSpec("trial", address, SECRET, "toy"))
+
+
+def steps() -> float:
+    return float(_worker[0].train().result["steps"])
+
+
+def test_workers_host_a_trial_on_two_toys(tmp_path: Path) -> None:
+    with peer_processes(2) as (leader, follower):
+        address = leader.call(leads, str(tmp_path))
+        assert follower.call(follows, address) is None and leader.call(steps) == 1.0
