@@ -170,6 +170,16 @@ class ResidentMeter:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def beside_allocator(cuda: Any, device: int, telemetry: Telemetry) -> int | None:
+    """The bytes of a GPU that this process holds beside torch's allocator; None: NVML cannot say.
+
+    Or it speaks of another process: pids in a container are not those that the driver knows. ``cuda``: torch's module.
+    """
+    held = telemetry.process_memory(str(cuda.get_device_properties(device).uuid), os.getpid())
+    beside = 0 if held is None else held - cuda.memory_reserved(device)
+    return beside if beside > 0 else None
+
+
 class CudaMeter:
     """One process' memory on one CUDA device, by torch's allocator.
 
@@ -184,7 +194,6 @@ class CudaMeter:
         self._device = device
         torch.cuda.init()
         self._total = torch.cuda.get_device_properties(device).total_memory
-        self._uuid = str(torch.cuda.get_device_properties(device).uuid)
         self._telemetry = telemetry or Telemetry()
         self._framework = CONTEXT
         self._look()
@@ -212,10 +221,7 @@ class CudaMeter:
         return False
 
     def _look(self) -> None:
-        held = self._telemetry.process_memory(self._uuid, os.getpid())
-        beside = None if held is None else held - self._torch.cuda.memory_reserved(self._device)
-        if beside is not None and beside > 0:  # else NVML speaks of a process outside of this container
-            self._framework = beside
+        self._framework = beside_allocator(self._torch.cuda, self._device, self._telemetry) or self._framework
 
 
 class Profile:
@@ -268,15 +274,15 @@ def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
     return isinstance(error, Exception) and any(each in text for each in words)
 
 
-def memory_left(torch: Any) -> tuple[int, int] | None:
-    """The bytes of the GPU that are free, and all of them; None without a GPU, or where CUDA cannot be used any more.
+def memory_left(gpu: Any) -> tuple[int, int] | None:
+    """The bytes of the GPU that are free, and all of them; None without a GPU, or where it cannot be used any more.
 
-    ``torch``: the module where it computes on a GPU, else None.
+    ``gpu``: torch's module of it, such as ``torch.cuda``, where torch computes on it, else None.
     """
-    if torch is None:
+    if gpu is None:
         return None
     try:
-        free, total = torch.cuda.mem_get_info()
+        free, total = gpu.mem_get_info()
     except RuntimeError:
         return None
     return int(free), int(total)

@@ -28,8 +28,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fluidtune.cluster.forks.preload import CUDA_DRIVER, cuda_started, loaded_library
-from fluidtune.cluster.sharing.gpu_probe import cuda_failure
+from fluidtune.cluster.sharing.gpu_probe import failure_of_device
+from fluidtune.device_kinds import CUDA_DRIVER, KINDS, cuda_started, loaded_library
 from fluidtune.group_facts import GroupFacts
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply, is_fault
@@ -91,7 +91,7 @@ def _end(pipe: Connection, leads: bool) -> None:
 
     from fluidtune.elastic.divided.pair import Pair
 
-    end = Pair("127.0.0.1", None if leads else pipe.recv())
+    end = Pair("127.0.0.1", None if leads else pipe.recv(), KINDS["gpu"].group)
     if leads:
         pipe.send(end.port)
     try:
@@ -230,12 +230,12 @@ def lost_context(device: str) -> Answer:
     import torch
 
     table = torch.ones(10, 4, device=device)
-    found: Answer = {"before": cuda_failure()}
+    found: Answer = {"before": failure_of_device()}
     try:
         table[torch.tensor([99], device=device)].sum().item()
     except RuntimeError as error:
         found["raised"] = str(error).splitlines()[0]
-    return found | {"after": cuda_failure()}
+    return found | {"after": failure_of_device()}
 
 
 def ray_parts(device: str) -> Answer:

@@ -253,7 +253,7 @@ def admissions(plan: Plan) -> dict[str, Any]:
 
 def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan: Plan) -> tuple[list[float], str]:
     """Run a trial as FluidTune's worker does. Returns its losses, and what became of it."""
-    kind = "cpu" if plan.device == "cpu" else "cuda"
+    kind = "cpu" if plan.device == "cpu" else "gpu"
     member = LaneMember(f"{name}-{seed}", LaneSettings(name, "FAIR", plan.capacity, 1.0), kind)
     # A third of the device each: the first losses of a trial must not wait for those that came before it.
     lack = member.settle(LaneTicket(seed, (0.2, 0.1), 60.0, 0))
@@ -306,7 +306,7 @@ def greedy(plan: Plan) -> dict[str, Any]:
 def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, float]:
     """The part of its time that a lone trial loses, from iterations with and without a gate by turns."""
     gate = Gate(Path(directory), "alone", "FAIR")
-    kind = "cpu" if plan.device == "cpu" else "cuda"
+    kind = "cpu" if plan.device == "cpu" else "gpu"
     member = LaneMember("alone", LaneSettings("benchmark", "FAIR", None, 1.0), kind)
     ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "without": nullcontext,

@@ -22,10 +22,12 @@ from fluidtune.cluster.data.node_files import VARIABLE, NodeFiles
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import ForkServers, is_here
+from fluidtune.cluster.hosting.trial_resources import THREADS
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.mps import MpsSettings
-from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, without_gpus
+from fluidtune.device_kinds import KINDS
+from fluidtune.ray_compat.accelerators import none_visible, options_of
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ class NewProcesses:
         self, plan: Layout, devices: DeviceSource, job: str, mps: MpsSettings | None = None, fork: bool = False
     ) -> None:
         self._layout, self._devices, self._job, self._mps = plan, devices, job, mps
+        self._kind = KINDS[plan.kind]
         #: `Worker` as Ray's class of actors, from the first start on. Ray pickles and exports each one that is made,
         #: which takes the driver 18 ms of CPU time, and a start 1 ms (median of 15 starts, Ray 2.60).
         self._actor_class: Any = None
@@ -134,21 +137,22 @@ class NewProcesses:
         #: Device -> its placement group, and the id of the GPU that this holds. A worker inside the group has said so.
         self.gpus: dict[int, tuple[Any, str]] = {}
         self.environment = worker_environment()
-        if plan.threads is not None:
-            self.environment["OMP_NUM_THREADS"] = str(plan.threads)
-        beside = {"OMP_NUM_THREADS": str(plan.process_threads)}
-        forks = fork and plan.kind != "emulated"
+        job_env = dict(ray.get_runtime_context().runtime_env)
+        #: The number of threads of libraries is the user's, who has set it for the driver or for the job.
+        self._users_threads = THREADS in os.environ or THREADS in (job_env.get("env_vars") or {})
+        if plan.threads is not None and not self._users_threads:
+            self.environment[THREADS] = str(plan.threads)
+        beside = {THREADS: str(plan.process_threads)}
+        forks = fork and self._kind.computes
         #: How the names of the actors begin that hold the shared data of nodes.
         self._data = f"fluidtune-data-{secrets.token_hex(8)}-"
         #: The data of the driver's own node; None: no process was started there.
         self._own_data: NodeFiles | None = None
         self._forks = ForkServers(self.environment, beside) if forks else None
-        if plan.kind == "cpu":
+        if self._kind.cores:
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
-            self.environment = {**self.environment, **without_gpus(dict(ray.get_runtime_context().runtime_env))}
-        #: The environment variables that the script has given to its job.
-        self._job_variables = dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
+            self.environment = {**self.environment, **none_visible(job_env)}
         #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
         #: cluster since the job began need not have been started as the others were.
         self._before_start: dict[str | None, dict[str, Any]] = {}
@@ -181,7 +185,7 @@ class NewProcesses:
         """Whether a process can be forked on the device that takes nothing of it."""
         if self._forks is None or self._forks.command(self._devices.nodes.get(device)) is None:
             return False
-        return self._layout.kind == "cpu" or not self.is_unknown(device)
+        return self._kind.visible is None or not self.is_unknown(device)
 
     def is_unknown(self, device: int) -> bool:
         """Whether no worker has said yet which GPU the device is."""
@@ -204,35 +208,33 @@ class NewProcesses:
         node = self._prepare(device)
         command = None if self._forks is None else self._forks.command(node)
         # The device's group has what the job has taken: a process that holds nothing of it may wait with its trial.
-        holds = not spare and (self._layout.kind != "cpu" or several or command is None)
+        holds = not spare and (not self._kind.cores or several or command is None)
         if not holds:
             resources = {}
-            if self._layout.kind == "gpu":
-                environment[VISIBLE_GPUS] = self.gpus[device][1]
-        if visible is not None:
-            resources["GPU"] = 1.0
-            environment[VISIBLE_GPUS] = ",".join(visible)
+            if self._kind.visible is not None:
+                environment[self._kind.visible] = self.gpus[device][1]
+        if visible is not None and self._kind.visible is not None:
+            resources[self._kind.resource] = 1.0
+            environment[self._kind.visible] = ",".join(visible)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
-        if not holds and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
+        if not holds and not self._users_threads:
             # As Ray does for a process that has the device's cores, and before anything is imported.
-            variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._layout.process_threads)}
+            environment[THREADS] = str(self._layout.process_threads)
+            variables = {**runtime_env.get("env_vars", {}), THREADS: environment[THREADS]}
             runtime_env = {**runtime_env, "env_vars": variables}
         if command is not None:
             runtime_env = {**runtime_env, "py_executable": command}
         if self._actor_class is None:
             self._actor_class = ray.remote(Worker)
         actor = self._actor_class.options(
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            memory=resources.pop("memory", None),
-            resources=resources or None,
+            **options_of(resources),
             max_restarts=0,
             runtime_env=runtime_env or None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=self._devices.bundle(device)
             ),
-        ).remote(name, environment, self._mps if visible is None else None)
+        ).remote(name, environment, self._mps if visible is None else None, self._layout.kind)
         if spare:
             return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE)
         used_for: Literal["trial", "several"] = "trial" if visible is None else "several"
@@ -240,7 +242,7 @@ class NewProcesses:
 
     def _needed_before_start(self) -> dict[str, Any]:
         """The ``runtime_env`` by which all workers hash a string to one number. Emulated devices need none."""
-        if self._layout.kind == "emulated":
+        if not self._kind.computes:
             return {}
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
         return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}

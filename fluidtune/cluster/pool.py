@@ -29,6 +29,7 @@ from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import is_here
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
+from fluidtune.device_kinds import KINDS
 from fluidtune.ray_compat.descent import end_made_by
 from salus_share.mps import ANSWER_S, end_client
 
@@ -170,7 +171,7 @@ class WorkerPool:
 
     def _must_see(self, others: tuple[int, ...]) -> bool:
         """Whether a worker must be told to see the GPUs of further devices: cores need no telling."""
-        return bool(others) and self._layout.kind == "gpu"
+        return bool(others) and KINDS[self._layout.kind].visible is not None
 
     def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
         """Those of the devices whose GPUs a worker has to see and whose ids are not known yet."""

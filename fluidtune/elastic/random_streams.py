@@ -12,21 +12,22 @@ import random
 import sys
 from typing import Any
 
-#: By library, the state of its stream: "python", "numpy", "torch" (its CPU generator), "cuda" (the generator of the
-#: current GPU). A library that was loaded later has its seed instead: "torch_seed", "cuda_seed".
+from fluidtune.device_kinds import ACCELERATORS, started
+
+#: By library, the state of its stream: "python", "numpy", "torch" (its CPU generator), and that of an accelerator by
+#: torch's type of it, such as "cuda". One that was loaded later has its seed instead: "torch_seed", "cuda_seed".
 Streams = dict[str, Any]
 
 
-def capture_streams(gpu: str = "cuda") -> Streams:
-    """The state of the streams now. ``gpu``: the GPU whose generator is meant; "cuda": the current one."""
+def capture_streams(device: str | None = None) -> Streams:
+    """The state of the streams now. ``device``: the accelerator whose generator is meant; None: the current one."""
     streams: Streams = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         streams["numpy"] = numpy.random.get_state()
     if torch is not None:
         streams["torch"] = torch.get_rng_state()
-        if torch.cuda.is_initialized():
-            streams["cuda"] = torch.cuda.get_rng_state(gpu)
+        streams |= {name: each.get_rng_state(device or name) for name, each in started().items()}
     return streams
 
 
@@ -42,13 +43,14 @@ def complete_streams(streams: Streams) -> Streams:
     streams = dict(streams)
     if "torch" not in streams:
         streams.setdefault("torch_seed", torch.initial_seed())
-    if "cuda" not in streams and torch.cuda.is_initialized():
-        streams.setdefault("cuda_seed", torch.cuda.initial_seed())
+    for name, each in started().items():
+        if name not in streams:
+            streams.setdefault(f"{name}_seed", each.initial_seed())
     return streams
 
 
-def restore_streams(streams: Streams, gpu: str = "cuda") -> None:
-    """Let the streams go on from this state. ``gpu``: see `capture_streams`."""
+def restore_streams(streams: Streams, device: str | None = None) -> None:
+    """Let the streams go on from this state. ``device``: see `capture_streams`."""
     random.setstate(streams["python"])
     if "numpy" in streams:
         import numpy
@@ -62,8 +64,9 @@ def restore_streams(streams: Streams, gpu: str = "cuda") -> None:
         torch.set_rng_state(streams["torch"])
     else:
         torch.default_generator.manual_seed(streams["torch_seed"])
-    if torch.cuda.is_available():
-        if "cuda" in streams:
-            torch.cuda.set_rng_state(streams["cuda"], gpu)
-        elif "cuda_seed" in streams:
-            torch.cuda.manual_seed(streams["cuda_seed"])
+    for name in ACCELERATORS:
+        each = torch.get_device_module(name)
+        if name in streams and each.is_available():
+            each.set_rng_state(streams[name], device or name)
+        elif f"{name}_seed" in streams and each.is_available():
+            each.manual_seed(streams[f"{name}_seed"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fluidtune.device_kinds import KINDS
 from fluidtune.report.drawing import (
     COLOURS,
     GRID,
@@ -86,7 +87,8 @@ def _row_height(devices: int) -> float:
 
 def _title(head: EventDict, use: Occupancy) -> str:
     trials = len({interval.trial for interval in use.intervals})
-    noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(str(head.get("kind")), "device")
+    kind = KINDS.get(str(head.get("kind")))
+    noun = "device" if kind is None else kind.noun
     run = printable(str(head.get("run") or "run"))
     return f"{run}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 

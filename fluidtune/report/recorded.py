@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from fluidtune.device_kinds import KINDS
 from fluidtune.engine.messages import Kind
 from fluidtune.profiles import ProfileError
 from fluidtune.report.fold import Fold, Iteration, Note, Run, Trial, fold_of
@@ -49,7 +50,8 @@ def read_job(run: Run) -> RecordedJob:
     settings = head.get("settings") or {}
     given = settings.get("max_packing")
     concurrency = {name: event.get("concurrency") for name, event in groups.items()}
-    on_cores = head["kind"] == "cpu"
+    devices = KINDS.get(str(head["kind"]))
+    on_cores = devices is not None and devices.cores
     return RecordedJob(
         trials=trials,
         profile=measured.profile,

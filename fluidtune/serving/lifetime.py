@@ -20,6 +20,7 @@ import ray
 
 import fluidtune
 from fluidtune.cluster.forks.forked import ForkedActors
+from fluidtune.device_kinds import asked_for
 from fluidtune.report import this_machine
 from fluidtune.serving.address import url_of
 from fluidtune.serving.answers import AGAIN_S
@@ -302,7 +303,7 @@ class Lifetime:
             fluidtune=fluidtune.__version__,
             python=platform.python_version(),
             machine=this_machine(),
-            kind="gpu" if setting.resources.get("num_gpus") else "cpu",
+            kind=asked_for(setting.resources),
             devices=setting.devices,
             slo=setting.slo,
             starts=setting.policy.value,

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fluidtune.device_kinds import ACCELERATORS, started
+
 #: The fewest and the most runs of a layer, after a first one, and their seconds; as batches are in
 #: `symphony_serve.shell.measuring`, whose import would take a model process 50 ms.
 LEAST_RUNS, MOST_RUNS, SECONDS_EACH = 5, 30, 0.1
@@ -72,11 +74,12 @@ class Layers:
         """Drop the other layers. On a GPU, those that are kept are moved there."""
         self.functions = self.functions[stage.first : stage.end]
         gc.collect()
-        if _torch() is not None and _torch().cuda.is_available():
-            for function in self.functions:
-                if isinstance(function, _torch().nn.Module):
-                    function.to("cuda")
-            _torch().cuda.empty_cache()
+        for kind in ACCELERATORS if _torch() is not None else ():
+            if (module := getattr(_torch(), kind)).is_available():
+                for function in self.functions:
+                    if isinstance(function, _torch().nn.Module):
+                        function.to(kind)
+                module.empty_cache()
 
     def measured(self, inputs: Any) -> list[Layer]:
         """What each layer needs, found with a batch of one input."""
@@ -166,8 +169,8 @@ def _ran(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _wait() -> None:
     """Wait for the GPU."""
-    if _torch() is not None and _torch().cuda.is_initialized():
-        _torch().cuda.synchronize()
+    for each in started().values():
+        each.synchronize()
 
 
 def _mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:

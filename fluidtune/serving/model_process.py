@@ -18,7 +18,8 @@ from ray import cloudpickle
 
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.sharing.beside import Turn
-from fluidtune.cluster.sharing.gpu_probe import cuda_failure
+from fluidtune.cluster.sharing.gpu_probe import failure_of_device
+from fluidtune.device_kinds import started
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.loaded_model import LoadedModel, Outcome, Packed, Samples, failed, in_a_line
@@ -120,9 +121,9 @@ class ModelProcess:
             limit, taken = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
             cached = Path("/sys/fs/cgroup/memory.stat").read_text().split("inactive_file ", 1)[1].split()[0]
             free = min(free, limit - taken + int(cached))
-        torch, gpu_used, gpu_free = sys.modules.get("torch"), 0, 0
-        if torch is not None and torch.cuda.is_initialized():
-            gpu_free, gpu_used = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() + CONTEXT
+        gpu_used, gpu_free = 0, 0
+        for gpu in started().values():
+            gpu_free, gpu_used = gpu.mem_get_info()[0], gpu.memory_reserved() + CONTEXT
         node = ray.get_runtime_context().get_node_id()
         return Place(node, used, free, gpu_used, gpu_free)
 
@@ -150,9 +151,7 @@ class ModelProcess:
 def _memory() -> tuple[int, int]:
     """Bytes of the GPU and of memory that this process has, without what nobody holds any more."""
     gc.collect()
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
-    return gpu, psutil.Process().memory_info().rss
+    return sum(each.memory_allocated() for each in started().values()), psutil.Process().memory_info().rss
 
 
 def _grown(before: tuple[int, int], after: tuple[int, int]) -> int:
@@ -162,7 +161,7 @@ def _grown(before: tuple[int, int], after: tuple[int, int]) -> int:
 
 def end_without_gpu() -> None:
     """End this process if a kernel has failed: CUDA cannot be used in it any more. The front starts another one."""
-    why = cuda_failure()
+    why = failure_of_device()
     if why is not None:
         print(f"fluidtune: the process of the models ends, because CUDA cannot be used any more: {why}", flush=True)
         os._exit(1)

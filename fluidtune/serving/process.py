@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
+from fluidtune.ray_compat.accelerators import options_of
 from fluidtune.serving.loaded_model import Packed, Samples
 from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Loading, ModelProcess, Place
@@ -77,8 +78,8 @@ async def fetched(reference: Any, wait_s: float) -> Any:
 class Process:
     """A process with a model (`ModelProcess`), and after its death the next one, until `stop`.
 
-    number: the device's. loading: has the model as its one trial. resources: Ray's options for the whole device, such
-    as ``num_gpus``. group: holds the device; None: nothing does. tell: is called with an event of the log and its
+    number: the device's. loading: has the model as its one trial. resources: those of the whole device, by Ray's
+    names. group: holds the device; None: nothing does. tell: is called with an event of the log and its
     fields when a process is there, and when one is lost. changed: is called when the state is another one. forks: has
     the process forked; None: it is started as Ray does. It belongs to the event loop that runs when it is made.
     """
@@ -160,7 +161,7 @@ class Process:
 
     def _place_of(self, bundle: int) -> dict[str, Any]:
         """Ray's options for an actor on this bundle of the device."""
-        options: dict[str, Any] = {name: PART if each else each for name, each in self._resources.items()}
+        options = options_of({name: PART if each else each for name, each in self._resources.items()})
         if self._group is None:
             node = ray.get_runtime_context().get_node_id()
             return {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}

@@ -25,9 +25,10 @@ from ray.tune import ResultGrid
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import listed_modules
 from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
+from fluidtune.device_kinds import KINDS, asked_for
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
-from fluidtune.ray_compat.accelerators import without_gpus
+from fluidtune.ray_compat.accelerators import none_visible
 from fluidtune.ray_compat.cluster_address import join
 from fluidtune.ray_compat.job_metadata import user_of_job
 from fluidtune.report.events import SERVICE_DIRECTORY
@@ -63,9 +64,7 @@ PATIENT_S = 5.0
 #: Ray's documentation of `ray.nodes`.
 HEAD = {"node:__internal_head__": 0.001}
 #: One process, whose core is the search's in Ray's books.
-BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
-#: By what the arbiter leases, Ray's options for a model process.
-OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_cpus": 0.0, "num_gpus": 1.0}}
+BESIDE: tuple[int, dict[str, float]] = (1, {"CPU": 0.0})
 
 
 def serve(
@@ -190,8 +189,9 @@ def serve(
     one = RunningService(usual if name is None else name, user_of_job(user))
     folder = SERVICE_DIRECTORY if one.name == usual else f"{SERVICE_DIRECTORY}-{one.name}"
     leasing = _leasing(spec, one) if arbiter is not None else None
-    count, resources = (0, OPTIONS[leasing.unit]) if leasing is not None else BESIDE if beside else _own(spec, stages)
-    hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
+    count, resources = (0, _one(leasing.unit)) if leasing is not None else BESIDE if beside else _own(spec, stages)
+    on_cores = KINDS[asked_for(resources)].cores
+    hidden = none_visible(dict(ray.get_runtime_context().runtime_env)) if on_cores else {}
     loading = replace(loading, environment=hidden)
     if not kept_state.can_keep():
         said = "over Ray Client a service cannot be started"
@@ -373,7 +373,7 @@ def _spec(devices: str | None, beside: bool, arbiter: str | None, stages: int) -
         raise FluidTuneError('beside=True shares one core by turns, and arbiter="auto" leases whole ones: choose one')
     if beside and devices not in (None, "cpu:1"):
         raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
-    if spec is not None and spec.kind == "emulated":
+    if spec is not None and not KINDS[spec.kind].computes:
         raise FluidTuneError(f'devices={devices!r} compute nothing, so they cannot answer; use "cpu:N" or "gpu:N"')
     if spec is not None and spec.count is not None and spec.count % stages:
         raise FluidTuneError(f"devices={devices!r} are {spec.count} processes; give a multiple of the {stages} stages")
@@ -381,17 +381,22 @@ def _spec(devices: str | None, beside: bool, arbiter: str | None, stages: int) -
 
 
 def _own(spec: DeviceSpec | None, stages: int) -> tuple[int, dict[str, float]]:
-    """How many devices, each of ``stages`` processes, and Ray's options of each of these. By default GPUs, if any.
+    """How many devices, each of ``stages`` processes, and the resources of each of these. By default GPUs, if any.
 
     Raises FluidTuneError if the cluster has not as many.
     """
     cluster = ray.cluster_resources()
-    spec = spec or DeviceSpec("gpu" if cluster.get("GPU") else "cpu")
-    count, name = spec.count or stages, spec.kind.upper()
+    spec = spec or DeviceSpec(asked_for(cluster))
+    count, name = spec.count or stages, KINDS[spec.kind].resource
     if cluster.get(name, 0) < count:
         has = f"{cluster.get(name, 0):g} {name}s"
         raise FluidTuneError(f"the service asks for {count} {name}s, and this Ray cluster has {has}; ask for fewer")
-    return count // stages, OPTIONS[name]
+    return count // stages, _one(name)
+
+
+def _one(resource: str) -> dict[str, float]:
+    """What a model process asks for, by Ray's names: one device, and no core beside it."""
+    return {"CPU": 0.0, resource: 1.0}
 
 
 def _leasing(spec: DeviceSpec | None, service: RunningService) -> Leasing:
@@ -405,7 +410,7 @@ def _leasing(spec: DeviceSpec | None, service: RunningService) -> Leasing:
     except ThemisError:
         leased = None  # It was stopped in between.
     cluster = ray.cluster_resources()
-    unit = spec.kind.upper() if spec is not None else leased or ("GPU" if cluster.get("GPU") else "CPU")
+    unit = leased if leased and spec is None else KINDS[spec.kind if spec else asked_for(cluster)].resource
     if leased not in (None, unit):
         said = f"devices are to be {unit}s, and the arbiter of this Ray cluster leases {leased}s"
         raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")

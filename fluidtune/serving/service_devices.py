@@ -354,7 +354,7 @@ class Devices:
 class OwnDevices:
     """``least`` devices from the start of the service to its end, as a `Source`.
 
-    resources: Ray's options for a device of ``stages`` processes. One with any is held by a placement group, whichever
+    resources: those of a device of ``stages`` processes. One with any is held by a placement group, whichever
     processes are in it. The group bears the actor's name, so that a front that was restarted finds it.
     """
 
@@ -362,7 +362,9 @@ class OwnDevices:
 
     def __init__(self, least: int, resources: Mapping[str, float], stages: int = 1):
         self.least = least
-        self._bundles = [bundle] * stages if (bundle := bundle_of(resources)) else []
+        self._bundles = (
+            [bundle] * stages if (bundle := {name: each for name, each in resources.items() if each}) else []
+        )
         self._groups: list[Any] = []
         self._told = 0
 
@@ -385,11 +387,6 @@ class OwnDevices:
     async def close(self) -> None:
         for group in filter(None, self._groups):
             await asyncio.to_thread(remove_placement_group, group)
-
-
-def bundle_of(resources: Mapping[str, float]) -> dict[str, float]:
-    """What a placement group takes for Ray's options ``num_cpus`` and ``num_gpus``."""
-    return {name[4:-1].upper(): each for name, each in resources.items() if each}
 
 
 def _held(number: int, bundles: list[dict[str, float]]) -> Any:

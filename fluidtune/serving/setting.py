@@ -55,7 +55,7 @@ class Setting:
     """What is served, to whom, and how.
 
     known: its name and user. host, port: where it listens. run: the directory of the run. folder: below that, for its
-    log, profiles and copies of checkpoints. resources: Ray's options for a model process. devices: how many there are;
+    log, profiles and copies of checkpoints. resources: a model process', by Ray's names. devices: how many there are;
     0: they are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None:
     they are not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever
     asks has it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended.

@@ -20,6 +20,7 @@ from ray.tune.experiment import Experiment
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
+from fluidtune.device_kinds import KINDS
 from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.memory_trim import one_heap
@@ -188,7 +189,7 @@ def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
 def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> Iterator[None]:
     """Have the processes of trials prepared while this process begins to use Ray inside. ``runtime_env``: the job's."""
     spec = DeviceSpec.parse(executor.devices)
-    if executor.fork_server and not (spec and spec.kind == "emulated"):
+    if executor.fork_server and (spec is None or KINDS[spec.kind].computes):
         with while_ray_starts(runtime_env, worker_environment()):
             yield
     else:

@@ -24,6 +24,7 @@ from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.cluster.sharing.lanes import LaneSettings
 from fluidtune.cluster.sharing.mps import MpsSettings
+from fluidtune.device_kinds import KINDS, DeviceKind, asked_for, by_resource
 from fluidtune.engine import DeviceDemand, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
@@ -69,19 +70,20 @@ class DeviceSetup:
     on_one_node: int | None = None
 
     @property
-    def torch_device(self) -> str:
-        """torch's name of the kind of device."""
-        return "cuda" if self.layout.kind == "gpu" else "cpu"
+    def kind(self) -> DeviceKind:
+        """What holds for all devices of the job."""
+        return KINDS[self.layout.kind]
 
     @property
     def shares_gpus_by_count(self) -> bool:
         """Whether several trials may be on one GPU whose memory is not divided among them."""
-        return self.layout.kind == "gpu" and self.lanes is None and self.layout.packing > 1
+        own_memory = self.kind.computes and not self.kind.cores
+        return own_memory and self.lanes is None and self.layout.packing > 1
 
     @property
     def mps(self) -> MpsSettings | None:
         """How processes of one GPU share it under MPS; None: without MPS."""
-        under_mps = self.lanes is not None and self.layout.kind == "gpu"
+        under_mps = self.lanes is not None and self.kind.mps
         return MpsSettings(self.device_memory) if under_mps else None
 
     def shown_nodes(self, came: Mapping[int, str]) -> Mapping[int, str]:
@@ -131,7 +133,7 @@ def set_up_devices(
         FluidTuneError: no cluster could hold such a device; or this one cannot, and the devices are to be reserved.
     """
     spec = DeviceSpec.parse(settings.devices)
-    on_cores = "GPU" not in request if spec is None else spec.kind == "cpu"
+    on_cores = KINDS[asked_for(request) if spec is None else spec.kind].cores
     # Two trials on one core take turns, so there is no better packing limit to search for.
     search = settings.max_packing is None and not on_cores
     # A script may want more trials in flight than there are cores; these then share cores. A trial on GPUs says itself
@@ -153,7 +155,7 @@ def set_up_devices(
         _refuse_hopeless(settings.devices, plan)
         _warn_of_waiting(plan, request, nodes)
     emulation = None
-    if plan.kind == "emulated":
+    if not KINDS[plan.kind].computes:
         board = OccupancyBoard.of_this_driver(plan.most or 0)
         emulation = Emulation(settings.emulated_profile(), board, os.geteuid())
     return DeviceSetup(
@@ -178,24 +180,25 @@ def devices_of_one_node(settings: FluidExecutor, plan: Layout, nodes: Sequence[M
     """
     if settings.on_demand or settings.arbiter is not None:
         return None
-    if plan.kind == "emulated":
+    if not KINDS[plan.kind].computes:
         return DEVICES_PER_NODE  # see `DeviceSetup.shown_nodes`
     return max(devices_held(plan.bundle, node) for node in nodes)
 
 
 def _refuse_hopeless(setting: str | None, plan: Layout) -> None:
-    """FluidTuneError if the user's ``setting`` asks for GPUs, and a cluster that never grows lacks those of one trial.
+    """FluidTuneError if the user's ``setting`` asks for more than cores, and the cluster has not and gets none.
 
     A trial whose own request no node can hold waits, as under stock Ray Tune.
     """
-    cluster = ray.cluster_resources()
-    needed, there = max(1, math.ceil(plan.share)), int(cluster.get("GPU", 0))
-    if setting is None or plan.kind != "gpu" or there >= needed or may_get_nodes():
+    cluster, kind = ray.cluster_resources(), KINDS[plan.kind]
+    needed, there = max(1, math.ceil(plan.share)), int(cluster.get(kind.resource, 0))
+    if setting is None or kind.cores or there >= needed or may_get_nodes():
         return
     trial = f"a trial needs {needed} of them, and the" if needed > 1 else "the"
     raise FluidTuneError(
-        f"devices={setting!r} asks for GPUs; {trial} Ray cluster has {there or 'none'}, {cluster.get('CPU', 0):g} CPUs,"
-        ' and no autoscaler that could bring some; leave devices out or use "cpu", or start Ray with GPUs'
+        f"devices={setting!r} asks for {kind.noun}s; {trial} Ray cluster has {there or 'none'}, "
+        f"{cluster.get('CPU', 0):g} CPUs, and no autoscaler that could bring some; "
+        f'leave devices out or use "cpu", or start Ray with {kind.noun}s'
     )
 
 
@@ -205,9 +208,9 @@ def _warn_of_waiting(plan: Layout, request: dict[str, float], nodes: list[dict[s
     there = sum(devices_held(plan.bundle, node) for node in nodes)
     if lacking is not None:
         logger.warning(
-            "FluidTune: %s; its trials wait until the cluster, which has %s CPUs and %s GPUs, gets such a node",
+            "FluidTune: %s; its trials wait until the cluster, which has %s, gets such a node",
             lacking,
-            *(f"{sum(node.get(name, 0.0) for node in nodes):g}" for name in ("CPU", "GPU")),
+            " and ".join(f"{sum(node.get(name, 0.0) for node in nodes):g} {name}s" for name in sorted(by_resource())),
         )
     elif plan.most is not None and plan.most > there:
         logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices.layout import DeviceSpec
+from fluidtune.device_kinds import KINDS
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from salus_share import SalusError, policy
@@ -160,7 +161,7 @@ class FluidExecutor:
     @property
     def _emulated(self) -> bool:
         spec = DeviceSpec.parse(self.devices)
-        return spec is not None and spec.kind == "emulated"
+        return spec is not None and not KINDS[spec.kind].computes
 
     @property
     def on_demand(self) -> bool:

@@ -17,9 +17,10 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.trainable import FunctionTrainable
 
-from fluidtune.cluster.devices.layout import odd_gpus
+from fluidtune.cluster.devices.layout import is_odd
 from fluidtune.cluster.emulated.paced_trainable import paced
 from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
+from fluidtune.device_kinds import by_resource
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.trials.messages import Shown
@@ -103,18 +104,18 @@ class TrialRegistry:
         if not is_one_bundle(request):
             # With devices on demand, it asked for one when Tune made it: otherwise Ray runs it.
             return because(Reason.SEVERAL_BUNDLES, resource=str(request))
+        known, own = by_resource(), self._setup.kind
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)
-            lacks = amount > first and name not in ("CPU", "GPU")
-            if name == "GPU" and amount:
-                lacks = not first and self._scheduler.executor.devices is None
-            elif name == "CPU" and amount:
-                lacks = self._setup.layout.kind == "cpu" and "CPU" not in self._setup.layout.bundle
+            lacks = amount > first
+            if amount and name in known:
+                bundle, said = self._setup.layout.bundle, self._scheduler.executor.devices
+                lacks = own.cores and name not in bundle if known[name].cores else not first and said is None
             if lacks:
                 return because(Reason.RESOURCE_LACKING, asked=amount, first=first, resource=name)
         asked, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
         on_one_node = self._setup.on_one_node
-        if odd_gpus(asked) is not None:
+        if is_odd(asked):
             return because(Reason.GPU_PARTS, asked=asked)
         if most is not None and asked > most:
             return because(Reason.JOB_SMALL, asked=asked, largest=most)
@@ -134,7 +135,7 @@ class TrialRegistry:
 
     def is_over_cores(self, trial: Trial) -> bool:
         """Whether the trial's one process has the cores of several devices."""
-        return self._setup.layout.kind == "cpu" and self._own_share(trial) > 1
+        return self._setup.kind.cores and self._own_share(trial) > 1
 
     # --- groups
 

@@ -57,7 +57,7 @@ class WaitingProcesses:
         A population may have given the trial another one's checkpoint, upon the very result after which it is paused.
         """
         setup = self._job.setup
-        alone = setup.layout.kind == "cpu" and setup.lanes is None and not run.life.gang
+        alone = setup.kind.cores and setup.lanes is None and not run.life.gang
         leader = run.life.crew.leader
         free = isinstance(leader, PooledWorker) and not leader.holds
         place = place_of(run.trial.latest_checkpoint_result)

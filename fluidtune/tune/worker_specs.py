@@ -22,7 +22,7 @@ def load_spec(job: TuningJob, run: TrialRun) -> LoadSpec:
         saves_every=run.trial.checkpoint_freq,
         repeats=life.seen.retried,
         own_numbers=life.seen.own_numbers,
-        device=setup.torch_device,
+        device=setup.layout.kind,
         emulation=setup.emulation,
         streams=life.streams,
         lanes=setup.lane_settings(life.crew.devices[0]),
@@ -41,7 +41,7 @@ def load_spec(job: TuningJob, run: TrialRun) -> LoadSpec:
 def attach_spec(job: TuningJob, run: TrialRun) -> AttachSpec:
     """What a worker needs to follow the trial's leader."""
     setup = job.setup
-    return AttachSpec(run.id, run.life.crew.facts.address, run.secret, setup.torch_device, setup.emulation)
+    return AttachSpec(run.id, run.life.crew.facts.address, run.secret, setup.layout.kind, setup.emulation)
 
 
 def _train_room(job: TuningJob, devices: Sequence[int]) -> TrainRoom | None:
@@ -49,7 +49,7 @@ def _train_room(job: TuningJob, devices: Sequence[int]) -> TrainRoom | None:
     layout, held = job.setup.layout, job.devices
     if job.setup.leased or not held.nodes.keys() >= set(devices):
         return None  # or the trial is about to lose one of its devices
-    places = () if layout.kind == "emulated" else tuple((held.group(each), held.bundle(each)) for each in devices)
+    places = tuple((held.group(each), held.bundle(each)) for each in devices if job.setup.kind.computes)
     return TrainRoom(layout.worker, layout.bundle, len(devices), layout.most, places)
 
 

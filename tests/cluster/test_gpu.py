@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe, cuda_failure, free_gpu, wait_for_gpu
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, failure_of_device, free_device, wait_for_device
 from salus_share.memory import CONTEXT
 from salus_share.telemetry import DeviceSample, Telemetry
 from tests.salus.test_telemetry import standin
@@ -19,9 +19,6 @@ class Cuda(SimpleNamespace):
 
     uuid = "abc"
     there = True
-
-    def is_available(self) -> bool:
-        return self.there
 
     def is_initialized(self) -> bool:
         return self.there
@@ -59,10 +56,10 @@ def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(cuda: Cuda) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with")
 
     cuda.synchronize = fail
-    wait_for_gpu()
-    assert waited and cuda_failure() == "CUDA error: device-side assert triggered"
+    wait_for_device()
+    assert waited and failure_of_device() == "CUDA error: device-side assert triggered"
     cuda.there = False
-    assert cuda_failure() is None
+    assert failure_of_device() is None
 
 
 class HoldsItself:
@@ -86,9 +83,9 @@ def test_what_a_trial_held_of_a_gpu_is_freed_also_after_a_failure_of_cuda(cuda: 
 
     cuda.empty_cache = empty
     HoldsItself()
-    free_gpu()
+    free_device()
     cuda.there = False
-    free_gpu()
+    free_device()
     assert freed == [True]
 
 

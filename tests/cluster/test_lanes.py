@@ -121,7 +121,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(settings: LaneSettings, cuda: Any) -> None:
-    member = LaneMember("a", settings, "cuda")
+    member = LaneMember("a", settings, "gpu")
     turns(member)
     assert cuda.cached > 0, "alone it keeps its cache"
     assert member.settle(LaneTicket(0, (0.2, 0.6), 10.0, 0)) is None
@@ -152,9 +152,9 @@ def test_trials_whose_contexts_fill_a_gpu_are_refused_before_they_train(
 ) -> None:
     cuda.total = mib * MB
     with pytest.raises(FluidTuneError, match=f"{workers} trials on a GPU of {mib} MiB.*fill it; {said}"):
-        LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
+        LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "gpu")
     cuda.total = workers * 2 * CONTEXT
-    member = LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
+    member = LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "gpu")
     turns(member)
     # Its own context and the margin, of the half that the contexts of all leave.
     assert member.need is not None and member.need[0] == pytest.approx(1.1 / workers)
@@ -177,7 +177,7 @@ def test_one_that_needs_more_than_it_is_promised_says_so_before_it_fails(
     settings: LaneSettings, cuda: Cuda, ephemeral: int
 ) -> None:
     cuda.held, cuda.ephemeral = 2000 * MB - CONTEXT, ephemeral * MB
-    member = LaneMember("a", settings, "cuda")
+    member = LaneMember("a", settings, "gpu")
     turns(member)
     lack = member.settle(LaneTicket(0, (0.4, 0.2), 10.0, 0))
     assert lack is not None and lack.between and "more memory than there is" in lack.reason

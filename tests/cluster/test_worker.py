@@ -258,8 +258,8 @@ def followed(folder: str, attached: Any, ran: Any, broken: Any) -> tuple[Any, ..
     divided_follower.Follower = Following  # type: ignore[misc]
     Following.how = attached, ran
     worker = fresh(folder, "f")
-    worker._gpu.broken = lambda error: broken  # type: ignore[method-assign]
-    spec = AttachSpec("trial", ("here", 1), device="cuda" if broken else "cpu")
+    worker._probe.broken = lambda error: broken  # type: ignore[method-assign]
+    spec = AttachSpec("trial", ("here", 1), device="gpu" if broken else "cpu")
     return worker.attach(spec), worker.follow(), worker.unload(), Following.closed
 
 

@@ -77,7 +77,7 @@ class One:
     actors, measured, waited = 1, "measure", 0.5
 
     def make(self, ray, tell, changed, forks=None):
-        return Process(1, loading("t"), {"num_cpus": 1.0}, "its group", tell, changed, forks)
+        return Process(1, loading("t"), {"CPU": 1.0}, "its group", tell, changed, forks)
 
     def ready(self, pid):
         return Ready(pid, SAMPLES, 9)
@@ -92,7 +92,7 @@ class Staged:
     actors, measured, waited = 2, "run", 0.0
 
     def make(self, ray, tell, changed, forks=None):
-        return StageGroup(2, 1e9, 1, loading("t"), {"num_cpus": 1.0}, "its group", tell, changed, forks)
+        return StageGroup(2, 1e9, 1, loading("t"), {"CPU": 1.0}, "its group", tell, changed, forks)
 
     def ready(self, pid):
         return Started((pid, pid + 1), {"t": SAMPLES}, STAGES)

@@ -105,7 +105,7 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
 
     process = ModelProcess(Loading.of(made(model), [winner]))
     calls[:] = [0]
-    monkeypatch.setattr(model_process, "cuda_failure", lambda: "device-side assert triggered")
+    monkeypatch.setattr(model_process, "failure_of_device", lambda: "device-side assert triggered")
     monkeypatch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     with pytest.raises(SystemExit) as ended:
         process.run(list(map(Packed.of, inputs)))

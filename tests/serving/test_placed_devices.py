@@ -75,7 +75,7 @@ class Service:
         self.broken, self.most = set(), 0
         models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
         setting = SimpleNamespace(placing=Placing(models, memory, 30.0), loading=loading(*rates), max_batch=2)
-        self.own = OwnDevices(2, {"num_cpus": 0.0})
+        self.own = OwnDevices(2, {"CPU": 0.0})
         self.placed = PlacedDevices(setting, self.own, self.start, self.tell, lambda: self.offered)
 
     def start(self, number, group):

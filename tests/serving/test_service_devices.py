@@ -344,7 +344,7 @@ def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypatch):
     async def run():
         made = []
         devices = Devices(
-            OwnDevices(2, {"num_cpus": 1.0}),
+            OwnDevices(2, {"CPU": 1.0}),
             lambda *given: made.append(Device(*given, False)) or made[-1],
             lambda number: {"t": "loading"},
         )
@@ -369,7 +369,7 @@ def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypatch):
 @pytest.mark.parametrize("source", ["own", "leased"])
 def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_neighbours_meanwhile(source, models):
     async def run():
-        own = OwnDevices(1, {"num_cpus": 0.0})
+        own = OwnDevices(1, {"CPU": 0.0})
         leases = ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, FakeTenant)
         leases._tenant.notices = [Gained(gpu(0), 1)]
         desired = {name: loading(name) for name in models}

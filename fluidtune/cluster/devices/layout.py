@@ -1,6 +1,6 @@
 """What a device is for a job, worked out from what its trials ask for: `layout`.
 
-A job has `gpu` devices (whole GPUs), `cpu` devices (one worker's cores each) or `emulated` ones. Every device is a
+A job has devices of one kind (`KINDS`): whole GPUs, one worker's cores each, or emulated ones. Every device is a
 placement group with one bundle: other Ray jobs see it taken, its workers run inside it, and removing it kills them.
 Which trial runs on which device is not decided here.
 """
@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fluidtune.device_kinds import KINDS, asked_for, by_resource
 from fluidtune.errors import FluidTuneError
 
-_SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
+_SPEC = re.compile(r"(\w+)(?::(\d+))?")
 #: CPUs of the real cluster that an emulated worker takes. 1,000 of them must fit one core.
 EMULATED_CPUS = 0.001
 #: Added to a quotient of resources before it is rounded down.
@@ -25,8 +26,8 @@ ROUNDING = 1e-9
 class DeviceSpec:
     """The user's device setting.
 
-    ``kind``: "cpu", "gpu" or "emulated". ``count``: how many CPUs, GPUs or emulated devices the job takes; None: all
-    of the cluster's.
+    ``kind``: a name of `KINDS`. ``count``: how many CPUs, GPUs or emulated devices the job takes; None: all of the
+    cluster's.
     """
 
     kind: str
@@ -42,10 +43,12 @@ class DeviceSpec:
         if text is None:
             return None
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
-        if match is None or match[2] == "0" or match[0] == "emulated":
+        kind = None if match is None else KINDS.get(match[1])
+        if match is None or kind is None or match[2] == "0" or not (kind.computes or match[2]):
+            words = (f'"{name}", "{name}:N"' if kind.computes else f'or "{name}:N"' for name, kind in KINDS.items())
             raise FluidTuneError(
-                f'devices={text!r} is not a device setting; use "gpu", "gpu:N", "cpu", "cpu:N" or "emulated:N" '
-                "with N >= 1, or leave it out to take what the script's trials ask for"
+                f"devices={text!r} is not a device setting; use {', '.join(words)} with N >= 1, "
+                "or leave it out to take what the script's trials ask for"
             )
         return cls(match[1], int(match[2]) if match[2] else None)
 
@@ -80,13 +83,12 @@ class Layout:
         The first trial of the job has set the sizes of devices and workers: a trial that asks for less than that one
         gets as much as that one.
         """
-        asked = float(request.get("CPU" if self.kind == "cpu" else "GPU", 0.0))
-        if self.kind == "cpu":
-            cores = self.bundle.get("CPU", 1.0)
-            share = asked / cores if asked <= cores else math.ceil(asked / cores)
-        else:
-            share = asked
-        return max(self.share, share)
+        kind = KINDS[self.kind]
+        asked = float(request.get(kind.resource, 0.0))
+        if kind.cores:
+            cores = self.bundle.get(kind.resource, 1.0)
+            asked = asked / cores if asked <= cores else math.ceil(asked / cores)
+        return max(self.share, asked)
 
 
 def layout(
@@ -104,7 +106,7 @@ def layout(
     """Work out a job's devices from its trials' request.
 
     Args:
-        spec: the user's setting. None: a trial that asks for GPUs runs on GPUs, any other on CPUs.
+        spec: the user's setting. None: see `asked_for`.
         request: the resources of one trial, in one bundle, by Ray's names ("CPU", "GPU", custom ones).
         cluster: the cluster's total resources.
         max_packing: the most trials that may share a device, the packing limit c.
@@ -120,13 +122,12 @@ def layout(
     Raises:
         FluidTuneError: the cluster cannot hold the devices or one trial; with ``on_demand``, no cluster could.
     """
-    said, spec = spec, spec or DeviceSpec("gpu" if request.get("GPU", 0.0) > 0 else "cpu")
-    extra = {name: float(amount) for name, amount in request.items() if name not in ("CPU", "GPU") and amount}
-    if not on_demand:
-        _check_custom_resources(extra, cluster)
-    unlimited = on_demand or (spec.kind == "emulated" and not leased)
-    there = math.inf if unlimited else int(cluster.get("CPU" if spec.kind == "cpu" else "GPU", 0))
-    devices, share = (_cpu_devices if spec.kind == "cpu" else _gpu_devices)(spec, request, there)
+    said, spec = spec, spec or DeviceSpec(asked_for(request))
+    kind, known = KINDS[spec.kind], by_resource()
+    extra = {name: float(amount) for name, amount in request.items() if name not in known and amount}
+    unlimited = on_demand or not (kind.computes or leased)
+    there = math.inf if unlimited else int(cluster.get(kind.resource, 0))
+    devices, share = _devices(spec, request, there)
     per_worker, per_device = _division(spec, request, extra, share, leased, said is None and on_demand)
     asked = int(1 / share) if share < 1 else 1
     threads = None
@@ -165,7 +166,7 @@ def _layout(
 ) -> Layout:
     """The layout of at most this many devices, each for ``packing`` workers. ``share``: what a trial asks for."""
     # Emulated workers compute nothing: what the device has is not divided among them.
-    divided = {} if spec.kind == "emulated" else per_device
+    divided = per_device if KINDS[spec.kind].computes else {}
     # Ray counts ten-thousandths, and some releases round them up.
     parts = {name: math.floor(amount * 10_000 / packing + ROUNDING) / 10_000 for name, amount in divided.items()}
     return Layout(
@@ -197,51 +198,36 @@ def _lacking(request: Mapping[str, float]) -> str:
     return f"a trial asks for {asked}, and no node of the Ray cluster has that"
 
 
-def _check_custom_resources(extra: Mapping[str, float], cluster: Mapping[str, float]) -> None:
-    """FluidTuneError if the whole cluster has less of a custom resource than one trial asks for."""
-    for name, amount in extra.items():
-        if amount > cluster.get(name, 0.0):
-            raise FluidTuneError(
-                f"a trial asks for {amount:g} of the resource {name!r}, the Ray cluster has {cluster.get(name, 0):g}; "
-                "ask for less, or start Ray with it"
-            )
+def is_odd(asked: float) -> bool:
+    """Whether a trial may not ask for this number of devices: it is more than one, and no whole number."""
+    return 1 < asked != int(asked)
 
 
-def odd_gpus(gpus: float) -> str | None:
-    """Say what is wrong with a trial that asks for this number of GPUs; None: nothing."""
-    return f"asks for {gpus:g} GPUs; ask for a whole number or for 1 or less" if 1 < gpus != int(gpus) else None
+def _devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
+    """The most devices that the job may have, and what a trial asks for: so many of them, or a part of one.
 
-
-def _gpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
-    """The most GPU or emulated devices, and how many of them (or what part of one) a trial asks for.
-
-    ``there``: the cluster's GPUs, or infinity where it does not matter what the cluster has.
+    ``there``: how much the cluster has of what devices are made of, or infinity where that does not matter.
     """
-    _check_enough(spec, there, "GPU")
-    gpus = float(request.get("GPU", 0.0))
-    if (odd := odd_gpus(gpus)) is not None:
-        raise FluidTuneError(f"a trial {odd}")
-    share = gpus or 1.0
-    count = spec.count or there
+    kind, name = KINDS[spec.kind], KINDS[spec.kind].resource
+    if (spec.count or 1) > there:
+        wanted = f'devices="{spec.kind}:{spec.count}"' if spec.count else f'devices="{spec.kind}"'
+        raise FluidTuneError(
+            f"{wanted} asks for {spec.count or 1} {name}s, the Ray cluster has {there:g}; "
+            f"ask for at most {there:g}" + ("" if there else f" (start Ray where it sees {name}s)")
+        )
+    asked, count = float(request.get(name, 0.0)), spec.count or there
+    share = asked or 1.0
+    if kind.cores:
+        count = count // max(1.0, asked) if count < math.inf else count
+        share = min(share, 1.0)
+    elif is_odd(asked):
+        raise FluidTuneError(f"a trial asks for {asked:g} {name}s; ask for a whole number or for 1 or less")
     if share > count:
         raise FluidTuneError(
-            f"a trial asks for {gpus:g} GPUs, the job has {count:g}; "
-            "ask for fewer GPUs per trial or give the job more devices"
+            f"a trial asks for {asked:g} {name}s, the job has {spec.count or there:g}; "
+            f"ask for fewer {name}s per trial or give the job more devices"
         )
     return count, share
-
-
-def _cpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
-    """The most CPU devices, and what part of one a trial asks for. ``there``: as in `_gpu_devices`, of CPUs."""
-    _check_enough(spec, there, "CPU")
-    cpus = float(request.get("CPU", 0.0))
-    count = (spec.count or there) // max(1.0, cpus) if spec.count or there < math.inf else math.inf
-    if count < 1:
-        raise FluidTuneError(
-            f"a trial asks for {cpus:g} CPUs, the job has {spec.count or there}; "
-            "ask for fewer CPUs per trial or give the job more devices"
-        )
-    return count, cpus if 0 < cpus < 1 else 1.0
 
 
 def _division(
@@ -254,15 +240,15 @@ def _division(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The resources that every worker brings to its device, and those that a device has however many workers it holds.
 
-    A trial over several GPUs is one process: what it asks for is divided over the devices that it holds. ``coreless``:
+    A trial over several devices is one process: what it asks for is divided over those that it holds. ``coreless``:
     a device of cores need not have one, where trials ask for custom resources alone.
     """
-    cpus, over = float(request.get("CPU", 0.0)), max(share, 1.0)
+    kind, cpus, over = KINDS[spec.kind], float(request.get("CPU", 0.0)), max(share, 1.0)
     per_worker = {name: amount / over for name, amount in extra.items()}
-    if spec.kind == "emulated":
-        return {**per_worker, "CPU": EMULATED_CPUS}, {"GPU": 1.0 if leased else 0.0}
-    if spec.kind == "gpu":
-        return {**per_worker, "CPU": cpus / over}, {"GPU": 1.0}
+    if not kind.computes:
+        return {**per_worker, "CPU": EMULATED_CPUS}, {kind.resource: 1.0 if leased else 0.0}
+    if not kind.cores:
+        return {**per_worker, "CPU": cpus / over}, {kind.resource: 1.0}
     return per_worker, {} if coreless and extra and not cpus else {"CPU": max(1.0, cpus)}
 
 
@@ -291,13 +277,3 @@ def _bundle(workers: int, per_worker: Mapping[str, float], per_device: Mapping[s
 def devices_held(bundle: Mapping[str, float], node: Mapping[str, float]) -> int:
     """How many devices with this bundle a node can hold."""
     return int(min(node.get(name, 0.0) / amount + ROUNDING for name, amount in bundle.items()))
-
-
-def _check_enough(spec: DeviceSpec, there: float, name: str) -> None:
-    """FluidTuneError if the user's setting asks for more CPUs or GPUs than there are."""
-    if (spec.count or 1) > there:
-        wanted = f'devices="{spec.kind}:{spec.count}"' if spec.count else f'devices="{spec.kind}"'
-        raise FluidTuneError(
-            f"{wanted} asks for {spec.count or 1} {name}s, the Ray cluster has {there:g}; "
-            f"ask for at most {there:g}" + ("" if there else f" (start Ray where it sees {name}s)")
-        )

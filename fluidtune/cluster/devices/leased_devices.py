@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.holding import SPARE_S
 from fluidtune.cluster.devices.layout import Layout
+from fluidtune.device_kinds import KINDS
 from fluidtune.errors import FluidTuneError
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Work
@@ -46,7 +47,7 @@ class LeasedDevices(DeviceSource):
 
     def __init__(self, plan: Layout, progress: JobWork, in_use: Callable[[int], bool], tenant: Callable[..., Tenant]):
         super().__init__(plan)
-        unit = "CPU" if plan.kind == "cpu" else "GPU"
+        unit = KINDS[plan.kind].resource
         if plan.bundle.get(unit) != 1.0:
             raise FluidTuneError(
                 f"a trial asks for {plan.bundle.get(unit, 0):g} {unit}s for one device; the arbiter leases "

@@ -7,7 +7,6 @@ newest release. Every other package a child imports itself, as a new process doe
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import sys
@@ -15,9 +14,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import ModuleType
-from typing import Any
 
 from fluidtune.code_origin import is_installed
+from fluidtune.device_kinds import KINDS
 from fluidtune.ray_compat import worker_program
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
@@ -50,11 +49,10 @@ LISTED: dict[str, tuple[str, ...]] = {
     "sqlalchemy": (),
     "alembic": (),
 }
-#: Variables that may differ all the same: Ray reads these later, and torch its NVML switch at each look.
-MAY_DIFFER = {"PYTORCH_NVML_BASED_CUDA_CHECK", *worker_program.READ_LATER}
-#: CUDA's driver, and what it answers before a call of ``cuInit``: CUDA_ERROR_NOT_INITIALIZED in its documentation.
-CUDA_DRIVER = "libcuda.so.1"
-_NOT_INITIALIZED = 3
+#: What a server sets while it imports, so that no device is started.
+QUIET = {kind.quiet: "1" for kind in KINDS.values() if kind.quiet is not None}
+#: Variables that may differ all the same: Ray reads these later, and torch its switches at each look.
+MAY_DIFFER = {*QUIET, *worker_program.READ_LATER}
 #: What every worker of FluidTune's imports.
 _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.hosting.worker")
 #: Packages that import Ray.
@@ -127,20 +125,5 @@ def unfit() -> str | None:
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "an import has started a process"
-    return "an import has started CUDA" if cuda_started(loaded_library(CUDA_DRIVER)) else None
-
-
-def cuda_started(driver: Any) -> bool:
-    """Whether this process has started CUDA, so that no child of it can use the GPU. ``driver``: CUDA's; None: none.
-
-    The driver says so itself. An import that only loads it, as torch's does on a machine with a GPU, starts nothing.
-    """
-    context = ctypes.c_void_p()
-    return driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) != _NOT_INITIALIZED
-
-
-def loaded_library(library: str) -> ctypes.CDLL | None:
-    """The library, if this process has loaded it. It is not loaded for this."""
-    with suppress(OSError):
-        return ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)
-    return None
+    started = next((kind.noun for kind in KINDS.values() if kind.started()), None)
+    return None if started is None else f"an import has started a {started}"

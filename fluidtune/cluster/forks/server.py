@@ -284,8 +284,7 @@ def main() -> None:
             order = json.loads(line)
             before.update(order["environment"])
             os.environ.update(order["environment"])
-            # torch then asks whether there are GPUs without opening CUDA: its documented switch.
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+            os.environ.update(preload.QUIET)
             failed |= preload.fill(order["names"])
             if order["last"]:
                 break
@@ -295,7 +294,8 @@ def main() -> None:
     if why is not None:
         print(json.dumps({"unfit": why}), file=out, flush=True)
         os._exit(0)
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    for quiet in preload.QUIET:
+        os.environ.pop(quiet)
     name, listener = sys.argv[1], socket.socket(socket.AF_UNIX)
     server = Server(name, before, [out.fileno(), listener.fileno()])
     listener.setblocking(False)

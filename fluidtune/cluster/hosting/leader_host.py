@@ -36,9 +36,10 @@ from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
+from fluidtune.cluster.sharing.gpu_probe import Probe, wait_for_device
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
+from fluidtune.device_kinds import KINDS
 from fluidtune.elastic import BeginsAnew, Left
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
@@ -110,10 +111,10 @@ _NO_GATE = contextlib.nullcontext()
 class LeaderHost:
     """Hosts one trial's leader, from its loading to its end.
 
-    ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
+    ``kept``, ``probe``, ``mps``: what the process has for all of its trials.
     """
 
-    def __init__(self, spec: LoadSpec, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
+    def __init__(self, spec: LoadSpec, kept: KeptTrainable, probe: Probe, mps: MpsFound | None) -> None:
         self.spec = spec
         #: What `load` makes, in this order; None before.
         self.reports: ReportedResults | None = None
@@ -125,7 +126,7 @@ class LeaderHost:
         self.turn: Turn | None = None
         self.trainable: Trainable | None = None
         self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
-        self._kept, self._gpu, self._mps = kept, gpu, mps
+        self._kept, self._probe, self._mps = kept, probe, mps
         self._has_checkpoint = self._streams_sent = False
         #: See `GroupFacts`.
         self._began_at: int | None = None
@@ -273,11 +274,11 @@ class LeaderHost:
         """Write down what the trial has needed of its device so far."""
         if self.lane is None:
             emulation = self.spec.emulation
-            reply.memory = self._gpu.memory_needed() if emulation is None else emulation.profile.memory
+            reply.memory = self._probe.memory_needed() if emulation is None else emulation.profile.memory
         elif self.lane.need is not None:
             reply.memory, reply.ephemeral = sum(self.lane.need), self.lane.need[1]
             reply.compute = self.lane.compute
-        reply.gpu = self._gpu.sample() if self.spec.device == "cuda" else None
+        reply.gpu = self._probe.sample()
         if reply.gpu is not None and reply.compute is None:
             reply.compute = reply.gpu.utilisation
 
@@ -300,7 +301,7 @@ class LeaderHost:
         if self.division is not None:
             self.division.begin_iteration()
         result: dict[str, Any] = trainable.train()
-        wait_for_gpu()
+        wait_for_device()
         self._divided = self._divided or (self.division is not None and self.division.divided > 0)
         if ray_trainable.RESULT_DUPLICATE in result:
             session.ended()
@@ -326,12 +327,12 @@ class LeaderHost:
         few = None if self._train_workers is None else self._train_workers.lack
         if few is not None:
             return Lack(str(few), devices=few.devices)
-        broken = self._gpu.broken(error) if self.spec.device == "cuda" else None
+        broken = self._probe.broken(error)
         if broken is not None:
             return broken
         failed(self._mps, error)
         if self.lane is None:
-            return self._gpu.squeezed(error) if self.spec.may_be_squeezed else None
+            return self._probe.squeezed(error) if self.spec.may_be_squeezed else None
         return self.lane.failed(error)
 
     def _kind(self) -> Kind:
@@ -402,7 +403,7 @@ def division_of(spec: LoadSpec) -> Division:
     from fluidtune.elastic.divided.leader import Division  # here, because an emulated trial needs none
 
     host = None if spec.one_node else ray.util.get_node_ip_address()
-    return Division(spec.trial, spec.secret, host, spec.device, pickling=cloudpickle)
+    return Division(spec.trial, spec.secret, host, KINDS[spec.device].torch, pickling=cloudpickle)
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:

@@ -23,7 +23,7 @@ class LoadSpec:
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
     has seen. ``saves_every``: iterations after which Tune asks a class for a checkpoint; 0: it never does. ``repeats``:
-    those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``device``: "cpu" or "cuda".
+    those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``device``: a name of `KINDS`.
     ``emulation``: set for emulated devices. ``streams``: `GroupFacts.streams` of the worker in which the trial's code
     began; None: it begins here. ``lanes``: how the trials of a device share it; None: not by lanes. ``ticket``: set if
     the device is shared now. ``secret``: the trial's, by which its workers recognise each other (`meeting`).

@@ -9,6 +9,7 @@ from ray import cloudpickle
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
+from fluidtune.device_kinds import KINDS
 from fluidtune.elastic import LazySession, use
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def follower(spec: AttachSpec, worker: str) -> Follows:
     # Imported here: an emulated follower needs no torch.
     from fluidtune.elastic.divided.follower import Follower
 
-    return Follower(spec.trial, worker, spec.secret, spec.device, pickling=cloudpickle)
+    return Follower(spec.trial, worker, spec.secret, KINDS[spec.device].torch, pickling=cloudpickle)
 
 
 def emulated_device() -> int:
@@ -65,7 +66,7 @@ def _elastic_session(spec: LoadSpec, **more: Any) -> ElasticSession:
     # Imported here: a worker whose trials are not elastic needs no torch.
     from fluidtune.elastic import ElasticSession
 
-    return ElasticSession(trial=spec.trial, device=spec.device, pickling=cloudpickle, **more)
+    return ElasticSession(trial=spec.trial, device=KINDS[spec.device].torch, pickling=cloudpickle, **more)
 
 
 def storage_of(spec: LoadSpec) -> Any | None:

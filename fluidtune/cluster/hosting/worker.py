@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -26,14 +27,15 @@ from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadS
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_resources import TrialResources
 from fluidtune.cluster.hosting.trial_sessions import Follows, drop_session, follower
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
+from fluidtune.cluster.sharing.gpu_probe import Probe, free_device
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket, node_memory
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
+from fluidtune.device_kinds import KINDS
 from fluidtune.error_lines import failure
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
-from fluidtune.ray_compat.accelerators import adopt_environment
+from fluidtune.ray_compat.accelerators import adopt_environment, held_ids
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
@@ -48,17 +50,18 @@ class Worker:
     One thing: each method is one call of the driver's to the process.
     """
 
-    def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
+    def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None, kind: str = "cpu"):
         adopt_environment(environment)
         process_stack.watch()
         ray_trainable.get_parameters_by(fetched)
         ownership.watch()
         ray_trainable.leave_ipython_out()
-        self._resources = TrialResources()
-        self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
+        self._resources = TrialResources(environment)
+        self._kind = KINDS[kind]
+        self._mps = None if mps is None else enter(mps, held_ids(self._kind))
         self._name = name
         self._kept = KeptTrainable()
-        self._gpu = GpuProbe()
+        self._probe: Probe = resolve_name(self._kind.probe)()
         #: The hosted trial: here is its leader, or one of its followers.
         self._leader: LeaderHost | None = None
         self._follower: Follows | None = None
@@ -66,12 +69,12 @@ class Worker:
 
     def info(self) -> WorkerInfo:
         """Who this worker is."""
-        info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()], forked=is_forked())
+        info = WorkerInfo(os.getpid(), held_ids(self._kind), forked=is_forked())
         if self._mps is not None:
             info.mps, info.why = self._mps.client is not None, self._mps.why
         if info.gpus:
-            lost = self._gpu.lost()
-            info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
+            lost = self._probe.lost()
+            info.kind, info.broken = self._probe.kind(), None if lost is None else lost.reason
         return info
 
     # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
@@ -80,7 +83,7 @@ class Worker:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._spec = spec
         self._resources.take(spec.asked, spec.threads_of_device)
-        self._leader = LeaderHost(spec, self._kept, self._gpu, self._mps)
+        self._leader = LeaderHost(spec, self._kept, self._probe, self._mps)
         return self._leader.load(trainable_cls)
 
     def train(self, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
@@ -132,14 +135,14 @@ class Worker:
     def follow(self) -> str | Lack | None:
         """Serve the leader until that is over. Returns an error of the follower's own; None: there was none.
 
-        A `Lack` says that the GPU has failed.
+        A `Lack` says that the device has failed.
         """
         if self._follower is None or not isinstance(self._spec, AttachSpec):
             return None
         try:
             self._follower.run()
         except Exception as error:
-            return (self._gpu.broken(error) if self._spec.device == "cuda" else None) or repr(error)
+            return self._probe.broken(error) or repr(error)
         return None
 
     # --- both
@@ -159,7 +162,7 @@ class Worker:
             return self._unload(keep and lane is None)
         finally:
             # Another trial may have the device from now on, before this process has ended.
-            free_gpu()
+            free_device()
             if shares is not None:
                 shares.leave()
 

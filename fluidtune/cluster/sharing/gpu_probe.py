@@ -1,16 +1,16 @@
-"""What a worker sees of its GPU between two iterations, by torch and NVML. Without a GPU it sees and logs nothing."""
+"""What a worker sees of its device between two iterations: of a GPU by torch and NVML, and of cores nothing."""
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from contextlib import suppress
 from typing import Any
 
 from fluidtune.cluster.sharing.lanes import Lack, causes
-from salus_share.memory import CONTEXT, is_out_of_memory, memory_left
+from fluidtune.device_kinds import KINDS, started
+from salus_share.memory import CONTEXT, beside_allocator, is_out_of_memory, memory_left
 from salus_share.telemetry import DeviceSample, Telemetry
 
 #: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
@@ -37,51 +37,72 @@ def _squeezed_by(others: int) -> Lack | None:
     return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
 
 
-def torch_on_gpu() -> Any | None:
-    """torch, if this process computes on a GPU with it, else None."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+def _cuda() -> Any | None:
+    """torch's module of CUDA, if this process computes on a GPU with it, else None."""
+    return started().get("cuda")
 
 
-def cuda_failure() -> str | None:
-    """What CUDA has said since an error that ended its context; None: it works, or this process computes on no GPU.
+def failure_of_device() -> str | None:
+    """What torch has said since an error that ended its use of an accelerator; None: it works, or there is none.
 
     NVIDIA's documentation of the runtime, cudaErrorAssert and its like: after such an error the process must end before
-    CUDA can be used again. It waits for the GPU.
+    CUDA can be used again. It waits for the device.
     """
-    torch = torch_on_gpu()
-    if torch is None:
-        return None
     try:
-        torch.cuda.synchronize()
+        for each in started().values():
+            each.synchronize()
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
 
 
-def free_gpu() -> None:
-    """Give back the memory of the GPU that this process does not use any more."""
-    torch = torch_on_gpu()
-    if torch is not None:
+def free_device() -> None:
+    """Give back the memory of accelerators that this process does not use any more."""
+    for each in started().values():
         gc.collect()  # prepared modules hold themselves, by their hooks
         with suppress(RuntimeError):  # after a failure of CUDA
-            torch.cuda.empty_cache()
+            each.empty_cache()
 
 
-def wait_for_gpu() -> None:
-    """Wait until the GPU has done what was asked of it, so that an iteration's time is the GPU's as well."""
-    cuda_failure()  # whether the trial's code meets a failure depends on what it does next
+def wait_for_device() -> None:
+    """Wait until the device has done what was asked of it, so that an iteration's time is the device's as well."""
+    failure_of_device()  # whether the trial's code meets a failure depends on what it does next
 
 
-class GpuProbe:
-    """One worker's look at the GPU that it trains on.
+class Probe:
+    """One worker's look at the device that it trains on. This one sees nothing, as of cores."""
 
-    ``telemetry``: None opens NVML when it is first needed. The GPUs are those of CUDA_VISIBLE_DEVICES when it is made.
+    def sample(self) -> DeviceSample | None:
+        """The device now. None in most iterations, and where nothing is known of it."""
+
+    def memory_needed(self) -> float | None:
+        """The part of the device's memory that this process has needed for its trial; None: not known."""
+
+    def kind(self) -> str | None:
+        """The product name of this process' device; None: not known."""
+
+    def lost(self) -> Lack | None:
+        """What to tell the driver if a device of this process is lost; None: it is not known to be."""
+
+    def broken(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if ``error`` was raised because hardware failed; None: it has not."""
+
+    def squeezed(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if ``error`` says that the device's memory ran out while other processes held some.
+
+        Or that it admits one process only. None: it is another error, or the trial had all of the memory.
+        """
+
+
+class GpuProbe(Probe):
+    """Of an NVIDIA GPU. ``telemetry``: None opens NVML when it is first needed.
+
+    The GPUs are those of CUDA_VISIBLE_DEVICES when it is made.
     """
 
     def __init__(self, telemetry: Telemetry | None = None) -> None:
         self._telemetry = telemetry
-        said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        said = os.environ.get(str(KINDS["gpu"].visible), "")
         self._gpus = [gpu.strip() for gpu in said.split(",") if gpu.strip()]
         self._next = 0.0
         #: The most bytes that this process was seen to hold beside torch's allocator; None: NVML has not said.
@@ -91,30 +112,28 @@ class GpuProbe:
     def sample(self) -> DeviceSample | None:
         """The GPU now. None without a GPU, within `SAMPLE_S` of the last look, and where NVML does not know the GPU."""
         now = time.monotonic()
-        torch = torch_on_gpu() if now >= self._next else None
-        if torch is None:
+        cuda = _cuda() if now >= self._next else None
+        if cuda is None:
             return None
         self._next = now + SAMPLE_S
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
+        uuid = str(cuda.get_device_properties(cuda.current_device()).uuid).removeprefix("GPU-")
         found = (sample for sample in self._nvml().sample() if sample.uuid.removeprefix("GPU-") == uuid)
         return next(found, None)
 
     def memory_needed(self) -> float | None:
-        """The part of the GPU's memory that this process has needed for its trial; None: not known, or no GPU.
-
-        It is what torch reserved at most, and the context with all that libraries allocate by themselves: processes
+        """It is what torch reserved at most, and the context with all that libraries allocate by themselves: processes
         that share a GPU have one each.
         """
-        torch = torch_on_gpu()
-        if torch is None:
+        cuda = _cuda()
+        if cuda is None:
             return None
-        device = torch.cuda.current_device()
-        total = torch.cuda.get_device_properties(device).total_memory
-        needed = torch.cuda.max_memory_reserved(device) + (self._look_at_context(torch) or CONTEXT)
+        device = cuda.current_device()
+        total = cuda.get_device_properties(device).total_memory
+        needed = cuda.max_memory_reserved(device) + (self._look_at_context(cuda) or CONTEXT)
         return float(min(1.0, needed / total))
 
     def kind(self) -> str | None:
-        """The product name of this process' GPU; None: as for `_only_gpu`."""
+        """None: as for `_only_gpu`."""
         gpu = self._only_gpu()
         return None if gpu is None else gpu.name
 
@@ -127,7 +146,7 @@ class GpuProbe:
         return next((gpu for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
 
     def lost(self) -> Lack | None:
-        """What to tell the driver if NVML says that a GPU of this process is lost; None: it says no such thing."""
+        """By NVML."""
         ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         for place, gpu in enumerate(self._gpus):
             why = self._nvml().lost(gpu, ordered)
@@ -136,10 +155,7 @@ class GpuProbe:
         return None
 
     def broken(self, error: BaseException) -> Lack | None:
-        """What to tell the driver if ``error`` was raised because the GPU's hardware failed; None: it has not.
-
-        Which of several GPUs has lost memory is not known: then None, too, and the error is the trial's.
-        """
+        """Which of several GPUs has lost memory is not known: then None, and the error is the trial's."""
         if not self._gpus:
             return None
         said = next((str(each) for each in causes(error) if any(words in str(each) for words in HARDWARE)), None)
@@ -153,15 +169,11 @@ class GpuProbe:
         return self._telemetry
 
     def squeezed(self, error: BaseException) -> Lack | None:
-        """What to tell the driver if ``error`` says that the GPU's memory ran out while other processes held some.
-
-        Or that the GPU, by its compute mode, admits one process only. None: it is another error, or the trial had all
-        of the memory that its GPU has.
-        """
+        """By its compute mode a GPU may admit one process."""
         if any(BUSY in str(each) for each in causes(error)):
             return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
-        torch: Any = torch_on_gpu()
-        memory = memory_left(torch)
+        cuda: Any = _cuda()
+        memory = memory_left(cuda)
         if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):
             # Without room for a context CUDA cannot say what is free, and this process holds nothing.
             gpu = self._only_gpu()
@@ -169,19 +181,14 @@ class GpuProbe:
         if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):
             return None
         free, total = memory
-        own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or CONTEXT)
+        own = cuda.memory_reserved() + (self._look_at_context(cuda, now=True) or CONTEXT)
         return _squeezed_by(total - free - own)
 
-    def _look_at_context(self, torch: Any, now: bool = False) -> int | None:
+    def _look_at_context(self, cuda: Any, now: bool = False) -> int | None:
         """The most that the process held beside torch's allocator, by NVML, which is asked every `SAMPLE_S` or now."""
         moment = time.monotonic()
         if now or moment >= self._next_context:
             self._next_context = moment + SAMPLE_S
-            device = torch.cuda.current_device()
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            held = self._nvml().process_memory(uuid, os.getpid())
-            beside = None if held is None else held - torch.cuda.memory_reserved(device)
-            if beside is not None and beside > 0:
-                # Else NVML speaks of another process: pids in a container are not those that the driver knows.
-                self._context = max(self._context or 0, beside)
+            beside = beside_allocator(cuda, cuda.current_device(), self._nvml())
+            self._context = max(filter(None, (self._context, beside)), default=None)
         return self._context

@@ -16,18 +16,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import psutil
 
 from fluidtune.cluster.data.node_files import NAME
+from fluidtune.device_kinds import KINDS
 from fluidtune.errors import FluidTuneError
 from salus_share.errors import SalusError
 from salus_share.gate import Gate
 from salus_share.lanes import Need, outgrown
 from salus_share.memory import (
     CONTEXT,
-    CudaMeter,
     Meter,
     Profile,
     ResidentMeter,
@@ -100,16 +101,20 @@ class Lack:
 
 
 class LaneMember:
-    """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu".
+    """One trial in this worker, from its loading to its unloading. ``kind``: that of its device.
 
     Raises FluidTuneError if the contexts of the GPU's workers leave its trials less than `LEFT` of it.
     """
 
-    def __init__(self, trial: str, settings: LaneSettings, torch_device: str) -> None:
+    def __init__(self, trial: str, settings: LaneSettings, kind: str) -> None:
         self._trial = trial
         self._settings = settings
-        self._torch = _torch_with_cuda() if torch_device == "cuda" else None
-        self._meter: Meter = CudaMeter(self._torch.cuda.current_device()) if self._torch else ResidentMeter(SLACK, NAME)
+        of_kind = KINDS[kind]
+        #: torch's module of the device, such as ``torch.cuda``. None for cores, and where torch finds no such device.
+        self._gpu: Any = _module_of(of_kind.torch) if of_kind.meter else None
+        self._meter: Meter = ResidentMeter(SLACK, NAME)
+        if self._gpu is not None:
+            self._meter = resolve_name(of_kind.meter)(self._gpu.current_device())
         self._profile = Profile(self._meter)
         self._capacity = settings.capacity or self._all_memory()
         #: What it is held to, and its seat; None while it has the device alone. It may be without a seat, see `_sit`.
@@ -190,7 +195,7 @@ class LaneMember:
             return
         yield
         self._profile.end()
-        if self._torch is None:
+        if self._gpu is None:
             took = time.perf_counter() - began
             self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
@@ -199,7 +204,7 @@ class LaneMember:
 
         None: the error is the trial's own, for instance because it had the whole device.
         """
-        memory = memory_left(self._torch)
+        memory = memory_left(self._gpu)
         if not (self._meter.is_full() or any(is_out_of_memory(each, memory and memory[0]) for each in causes(error))):
             return None
         promised = self._promised
@@ -244,8 +249,8 @@ class LaneMember:
 
         This is done in a lane without other trials too: one may have joined it within this iteration.
         """
-        if self._torch is not None:
-            self._torch.cuda.synchronize()
+        if self._gpu is not None:
+            self._gpu.synchronize()
             self._meter.give_back()
 
     def _parts(self, need: Need) -> tuple[float, float]:
@@ -255,8 +260,8 @@ class LaneMember:
         return Need(int(parts[0] * self._capacity), int(parts[1] * self._capacity))
 
     def _all_memory(self) -> int:
-        if self._torch is not None:
-            total = int(self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory)
+        if self._gpu is not None:
+            total = int(self._gpu.get_device_properties(self._gpu.current_device()).total_memory)
             # A worker that will serve another trial keeps its context.
             left = total - self._settings.workers * CONTEXT
             if left < LEFT * total:
@@ -276,11 +281,12 @@ def _too_many(settings: LaneSettings, total: int) -> FluidTuneError:
     )
 
 
-def _torch_with_cuda() -> Any:
-    """torch, or None where Ray counts a GPU but torch finds none."""
+def _module_of(device: str) -> Any:
+    """torch's module of this type of devices, or None where Ray counts one but torch finds none."""
     import torch
 
-    return torch if torch.cuda.is_available() else None
+    module = getattr(torch, device)
+    return module if module.is_available() else None
 
 
 def node_memory() -> int:

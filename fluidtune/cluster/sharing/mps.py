@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluidtune.cluster.sharing.gpu_probe import cuda_failure, torch_on_gpu
+from fluidtune.cluster.sharing.gpu_probe import failure_of_device
 from fluidtune.cluster.sharing.lanes import causes
+from fluidtune.device_kinds import started
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample, Telemetry
@@ -83,8 +84,8 @@ def failed(found: MpsFound | None, error: BaseException) -> None:
     """
     if found is None or found.client is None:
         return
-    if torch_on_gpu() is not None:
-        failure = cuda_failure()
+    if started():
+        failure = failure_of_device()
     else:
         failure = str(error).splitlines()[0] if any(map(is_fault, causes(error))) else None
     if failure is not None:

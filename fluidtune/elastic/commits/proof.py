@@ -119,7 +119,7 @@ def _parts_apart(now: dict[str, Any], then: Epoch, names: Sequence[str], compare
         for number, parts in enumerate(zip(now[what], after[what], strict=True), 1):
             if not same(*parts):
                 yield f"the {what[:-1]} of DataLoader {number}"
-    for library in ("numpy", "torch", "cuda"):
+    for library in sorted({*now["streams"], *after["streams"]} - {"python"}):
         if not exactly.equal(now["streams"].get(library), after["streams"].get(library)):
             yield f"the random stream of {library}"
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fluidtune.code_origin import is_importable
+from fluidtune.device_kinds import TORCH_TYPES, on_accelerator
 
 from ..references import dumped, loaded
 from .plain_state import Drawing
@@ -49,7 +50,7 @@ def taken(state: Any, prepared: Sequence[Any], pickling: ModuleType, placed: Seq
     names = _Names(prepared)
     skeleton = dumped((placed, names, state), names.name_of, pickling)
     classes = {name: pickling.dumps(each) for name, each in names.classes.items()}
-    return Snapshot(skeleton, classes, copies(names.tensors), [each.is_cuda for each in names.tensors[: names.placed]])
+    return Snapshot(skeleton, classes, copies(names.tensors), [*map(on_accelerator, names.tensors[: names.placed])])
 
 
 def restored(
@@ -143,7 +144,7 @@ def copies(tensors: Sequence[torch.Tensor], devices: Sequence[torch.device] = ()
     for key, memory in memories.items():
         shared = any(end > begin for (_, end), (begin, _) in pairwise(sorted(used[key])))
         if shared or memory.nbytes() <= 2 * sum(end - begin for begin, end in used[key]):
-            whole[key] = memory.cpu() if memory.is_cuda else memory.clone()
+            whole[key] = memory.cpu() if on_accelerator(memory) else memory.clone()
     found = []
     for tensor, device in zip_longest(tensors, devices, fillvalue=torch.device("cpu")):
         common = whole.get((tensor.untyped_storage().data_ptr(), tensor.dtype)) if _lies_as_it_is(tensor) else None
@@ -165,6 +166,6 @@ def _lies_as_it_is(tensor: torch.Tensor) -> bool:
     """Whether the tensor's elements lie in memory as they are."""
     return (
         tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
+        and tensor.device.type in TORCH_TYPES
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
     )

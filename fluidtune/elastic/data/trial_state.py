@@ -27,7 +27,7 @@ class TrialState:
 
     def __init__(self, device: torch.device, pickling: ModuleType = pickle) -> None:
         self._device = device
-        self._gpu = str(device) if device.type == "cuda" else "cuda"
+        self._accelerator = None if device.type == "cpu" else str(device)
         self._stateful: list[Any] = []
         self._pickling = pickling
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
@@ -147,7 +147,7 @@ class TrialState:
         for generators, parts in zip(self._generators(), state["generators"], strict=True):
             for generator, part in zip(generators, parts, strict=True):
                 generator.set_state(part)
-        restore_streams(state["streams"], self._gpu)
+        restore_streams(state["streams"], self._accelerator)
 
     def now(self) -> dict[str, Any]:
         """The state of the live objects as it is, to be compared with what `readable` returns."""
@@ -157,7 +157,7 @@ class TrialState:
             "parameters": self._gradients.view(),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
             "samplers": [settings_of(loader) for loader in self._loaders],
-            "streams": capture_streams(self._gpu),
+            "streams": capture_streams(self._accelerator),
         }
 
     def readable(self, snapshot: Snapshot, device: str | torch.device = "cpu") -> dict[str, Any]:

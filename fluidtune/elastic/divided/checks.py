@@ -168,7 +168,7 @@ class Check:
 
     def _now(self) -> float:
         if self._streams.device is not None:
-            torch.cuda.synchronize(self._streams.device)
+            torch.get_device_module(self._streams.device).synchronize(self._streams.device)
         return time.perf_counter()
 
     def _copy(self) -> _Copy:

@@ -33,12 +33,13 @@ class Streams:
         self.device = device
         self.states = [torch.get_rng_state()] if states is None else list(states)
         if states is None and device is not None:
-            self.states.append(torch.cuda.get_rng_state(device))
+            self.states.append(torch.get_device_module(device).get_rng_state(device))
 
     def restore(self) -> None:
         torch.set_rng_state(self.states[0])
         if len(self.states) > 1:
-            torch.cuda.set_rng_state(self.states[1], self.device or "cuda")
+            assert self.device is not None
+            torch.get_device_module(self.device).set_rng_state(self.states[1], self.device)
 
     @property
     def digest(self) -> bytes:

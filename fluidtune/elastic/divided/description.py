@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluidtune.code_origin import is_importable, is_installed
+from fluidtune.device_kinds import TORCH_TYPES, on_accelerator
 
 from ..references import dumped, loaded
 from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
@@ -149,7 +150,7 @@ class Description:
     @property
     def device(self) -> torch.device | None:
         """The GPU of its tensors; None: it has none on a GPU."""
-        return next((t.device for t in self.tensors if t.is_cuda), None)
+        return next((t.device for t in self.tensors if on_accelerator(t)), None)
 
     @property
     def trained(self) -> list[int]:
@@ -182,7 +183,7 @@ def _refuse(tensor: torch.Tensor) -> None:
         raise CannotBeSent(f"it holds a tensor of another kind ({type(tensor).__name__}, {tensor.layout})")
     if not tensor.is_leaf:
         raise CannotBeSent("it holds a tensor that was computed from others with a gradient")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in TORCH_TYPES:
         raise CannotBeSent(f"it holds a tensor on {tensor.device}")
 
 
@@ -198,7 +199,7 @@ def _refuse_module(module: nn.Module) -> None:
             raise CannotBeSent("it is compiled")
         if any(each.__dict__.get(name) for name in _HOOKS):
             raise CannotBeSent(f"{type(each).__name__} has hooks")
-    cards = {t.device for t in (*parameters_of(module), *buffers_of(module)) if t.is_cuda}
+    cards = {t.device for t in (*parameters_of(module), *buffers_of(module)) if on_accelerator(t)}
     if len(cards) > 1:
         raise CannotBeSent("its tensors are on several GPUs")
 

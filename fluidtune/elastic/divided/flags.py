@@ -10,11 +10,12 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from fluidtune.device_kinds import TORCH_TYPES
+
 from .torch_private import HOOKS_FOR_ALL, dispatch_modes, forward_mode, replaces_saved_tensors, transforms
 
 #: Settings by name. Those whose names end in "autocast" are (enabled, type) of a kind of device.
 Flags = dict[str, Any]
-_AUTOCAST = ("cpu", "cuda")
 
 
 def flags_now() -> Flags:
@@ -23,7 +24,7 @@ def flags_now() -> Flags:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        **{f"{kind} autocast": (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST},
+        **{f"{on} autocast": (torch.is_autocast_enabled(on), torch.get_autocast_dtype(on)) for on in TORCH_TYPES},
         "default type": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul": torch.get_float32_matmul_precision(),
@@ -48,7 +49,7 @@ def under(flags: Flags) -> Iterator[None]:
             stack.enter_context(torch.inference_mode())
         else:
             stack.enter_context(torch.set_grad_enabled(flags["grad"]))
-        for kind in _AUTOCAST:
+        for kind in TORCH_TYPES:
             enabled, dtype = flags[f"{kind} autocast"]
             if enabled or torch.is_autocast_enabled(kind):  # the backward may be called under another one
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fluidtune.device_kinds import of_torch
 from fluidtune.error_lines import failure
 
 from .batch_statistics import Merge
@@ -136,8 +137,9 @@ class Follower:
                 short = kind == "check" and isinstance(error, (MemoryError, torch.OutOfMemoryError))
                 answer = ("unknown", None, []) if short else ("raised", failure(error), [])
             link.send(*answer)
-            if self._device.type == "cuda" and "CUDA error" in str(answer[1]):
-                raise RuntimeError(str(answer[1]))  # no later call on this GPU succeeds in this process
+            fatal = of_torch(self._device.type).fatal
+            if fatal is not None and fatal in str(answer[1]):
+                raise RuntimeError(str(answer[1]))  # no later call on this device succeeds in this process
 
     # -- modules
 

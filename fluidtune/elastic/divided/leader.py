@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.device_kinds import of_torch
 from fluidtune.group_facts import GroupFacts
 
 from .followers import Follower, Followers
@@ -136,8 +137,9 @@ class Division:
             link.send("refused", self._ungrowable or "the trial has ended here")
             link.close()
             return
-        if self._device.startswith("cuda"):
-            self._pair(link, connection)
+        group = of_torch(self._device.partition(":")[0]).group
+        if group:
+            self._pair(link, connection, group)
         link.send("welcome")
         follower = Follower(name, link, self.followers)
         with self.followers.turn():
@@ -146,13 +148,13 @@ class Division:
             self.followers.arrive(follower)
         self._begin_look()
 
-    def _pair(self, link: Link, connection: socket.socket) -> None:
-        """Both ends have a GPU: connect these."""
+    def _pair(self, link: Link, connection: socket.socket, group: str) -> None:
+        """Both ends have an accelerator: connect these."""
         from .pair import Pair
 
         host = LOOPBACK if link.shares else connection.getsockname()[0]
-        pair = Pair(host, None)
-        link.send("pair", (host, pair.port))
+        pair = Pair(host, None, group)
+        link.send("pair", (host, pair.port, group))
         pair.meet()
         link.pair = pair
 

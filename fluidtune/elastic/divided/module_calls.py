@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from fluidtune.device_kinds import on_accelerator
 from fluidtune.error_lines import failure
 
 from .call import Asked, Call, Twin, Undivided, patience
@@ -204,7 +205,7 @@ class ModuleCalls(Nothing):
         structure = _digest(
             described.digest,
             given.skeleton,
-            [(t.dtype, t.dim(), t.requires_grad, t.is_cuda) for t in given.tensors],
+            [(t.dtype, t.dim(), t.requires_grad, on_accelerator(t)) for t in given.tensors],
             sorted(flags.items()),
         )
         rule = self._verdicts.get(structure)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -32,8 +33,6 @@ _MEET_S = 60.0
 #: Seconds between two looks at a transfer that is not over.
 _LOOK_S = 5e-5
 
-Group = Callable[[dist.Store, int], Any]
-
 
 def nccl(store: dist.Store, rank: int) -> Any:
     """A group of two GPUs."""
@@ -42,13 +41,15 @@ def nccl(store: dist.Store, rank: int) -> Any:
 
 
 class Pair:
-    """One end. ``port``: where the leader's end meets the follower's; None: this is the leader's."""
+    """One end. ``port``: where the leader's end meets the follower's; None: this is the leader's. ``group``: what makes
+    the group of the two, by its name in `KINDS`.
+    """
 
-    def __init__(self, host: str, port: int | None, group: Group = nccl) -> None:
+    def __init__(self, host: str, port: int | None, group: str) -> None:
         self._rank = 0 if port is None else 1
         wait = timedelta(seconds=_MEET_S)
         self._store = dist.TCPStore(host, port or 0, 2, port is None, wait, wait_for_workers=False)
-        self._make = group
+        self._make = resolve_name(group)
         self._group: Any = None
 
     @property
@@ -62,7 +63,7 @@ class Pair:
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor goes by NCCL."""
-        return tensor_link.on_gpu(tensor) and tensor.numel() > 0
+        return tensor_link.on_accelerator(tensor) and tensor.numel() > 0
 
     def send(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None:
         """``gone``: whether the other end is. Raises ConnectionResetError then."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fluidtune.device_kinds import TORCH_TYPES
+
 from ..references import dumped, loaded
 from .description import Classes
 from .tensor_link import compact
@@ -56,7 +58,7 @@ def tree_of(value: Any, what: str, classes: Classes) -> Tree:
         if id(obj) not in numbers:
             if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout is not torch.strided:
                 raise Odd(f"its {what} has a tensor of another kind ({type(obj).__name__}, {obj.layout})")
-            if obj.device.type not in ("cpu", "cuda") or obj.is_quantized:
+            if obj.device.type not in TORCH_TYPES or obj.is_quantized:
                 raise Odd(f"its {what} has a tensor on {obj.device}")
             numbers[id(obj)] = len(tensors)
             tensors.append(obj)

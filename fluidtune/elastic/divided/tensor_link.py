@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from fluidtune.device_kinds import on_accelerator
+
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
 #: Tensors begin at multiples of this many bytes: a cache line of x86-64.
 _ALIGNMENT = 64
@@ -56,7 +58,7 @@ def compact(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 def layout_of(tensor: torch.Tensor) -> Layout:
     """How a copy of the tensor lies."""
     shape = tuple(tensor.shape)
-    return tensor.dtype, shape, compact(shape, tensor.stride()), on_gpu(tensor)
+    return tensor.dtype, shape, compact(shape, tensor.stride()), on_accelerator(tensor)
 
 
 class SharedMemory:
@@ -104,11 +106,6 @@ def places(layouts: Sequence[Layout]) -> tuple[list[int], int]:
             size *= each
         begin += -(-size // _ALIGNMENT) * _ALIGNMENT
     return found, begin
-
-
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether the tensor comes to the other end's GPU."""
-    return tensor.is_cuda
 
 
 class Link:

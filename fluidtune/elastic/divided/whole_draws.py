@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fluidtune.device_kinds import on_accelerator
+
 from .tensor_link import compact
 from .torch_private import arguments_of
 
@@ -38,8 +40,8 @@ class Uncut(Exception):
 
 
 def _streams(args: Any) -> list[torch.Tensor]:
-    cards = {each.device for each in args if isinstance(each, torch.Tensor) and each.is_cuda}
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(card) for card in cards)]
+    cards = {each.device for each in args if isinstance(each, torch.Tensor) and on_accelerator(each)}
+    return [torch.get_rng_state(), *(torch.get_device_module(card).get_rng_state(card) for card in cards)]
 
 
 class WholeDraws(TorchDispatchMode):

@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fluidtune.cluster.forks.preload import cuda_started, listed_modules, loaded_library
+from fluidtune.cluster.forks.preload import listed_modules
+from fluidtune.device_kinds import cuda_started, loaded_library
 
 
 def module(name: str, file: str | None) -> ModuleType:

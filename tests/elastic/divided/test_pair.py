@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fluidtune.elastic.divided import leader, pair, tensor_link
+from fluidtune.device_kinds import KINDS
+from fluidtune.elastic.divided import leader, tensor_link
 from tests.elastic.divided.grown import grown
 from tests.elastic.divided.test_faults import STEPS, Loop, alone
 
@@ -41,6 +43,8 @@ class Transfer(threading.Thread):
 
 
 class gloo:
+    """The group that an entry of `KINDS` names."""
+
     def __init__(self, store: Any, rank: int) -> None:
         self._group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
 
@@ -56,8 +60,8 @@ class gloo:
 
 @pytest.fixture
 def all_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_link, "on_gpu", lambda tensor: tensor.dtype.is_floating_point)
-    monkeypatch.setattr(pair.Pair.__init__, "__defaults__", (gloo,))
+    monkeypatch.setattr(tensor_link, "on_accelerator", lambda tensor: tensor.dtype.is_floating_point)
+    monkeypatch.setitem(KINDS, "gpu", replace(KINDS["gpu"], group=f"{__name__}:gloo"))
     greet = leader.Division._greet
 
     def paired(self: leader.Division, *args: Any) -> None:
@@ -95,11 +99,10 @@ def test_a_killed_process_ends_the_transfer(all_on_gpus: None) -> None:
 def test_gpus_that_are_not_connected(all_on_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As two processes on one GPU, which NCCL refuses in the first transfer."""
 
-    class Refuses(gloo):
-        def send(self, *args: Any) -> Transfer:
-            raise RuntimeError("Duplicate GPU detected")
+    def refuse(self: gloo, *args: Any) -> Transfer:
+        raise RuntimeError("Duplicate GPU detected")
 
-    monkeypatch.setattr(pair.Pair.__init__, "__defaults__", (Refuses,))
+    monkeypatch.setattr(gloo, "send", refuse)
     expected, loop = alone(False), Loop(False)
     with grown(2) as trial:
         for _ in range(STEPS):
