@@ -35,7 +35,7 @@ BOOKS = """
 @pytest.fixture
 def start(monkeypatch, tmp_path):
     """Starts an `ArbiterActor` that does nothing by itself. Arguments: the number of cores, and of `World`."""
-    return lambda cores, **more: World(monkeypatch, tmp_path, gpus=cores, settings={}, **more)
+    return lambda cores, **more: World(monkeypatch, tmp_path, (cores,), {}, **more)
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_whatever_an_app_sends_it_harms_nobody_else(message, world):
 @pytest.mark.parametrize("says_so", [True, False])
 def test_the_heir_of_an_app_that_goes_has_its_gpu_under_a_quota(says_so, start, caplog):
     # Seen: the leases of an app that was gone were counted to a user that nobody knew, and no lease began or ended.
-    world = start(3, held=held(3), text=BOOKS.replace('s": 35', 's": 99').replace('"s"', '"a/1"', 1))
-    world.join("b", Job(2), "s")
+    world = start(3, held=held(3), text=BOOKS.replace('s": 35', 's": 99').replace('"s"', '"a/1"', 1).replace('"s"', '"b/1"'))
+    world.join("b", Job(2))
     if says_so:
         world.actor.leave("a", "a/1")
     world.run(60.0)
