@@ -4,6 +4,7 @@
 and prints what happens. Checked all the time:
 
 - a GPU is never in two groups, and its tokens only grow;
+- an arbiter that dies ends no lease;
 - what comes in the name of a session that has left changes nothing;
 - no app holds a part of a gang for longer than a lease;
 - while the arbiter is alive, a GPU that some app wants is idle for at most one lease; for each driver that dies
@@ -22,7 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import itertools
+import json
 import logging
 import random
 import sys
@@ -71,9 +72,6 @@ LENGTH_S = 150.0
 QUIET_S = 40.0
 
 
-MOST = Counter()
-
-
 class Violation(AssertionError):
     """An invariant does not hold. The message says which one, when, and how to repeat the schedule."""
 
@@ -106,6 +104,8 @@ class Driver:
     #: None until the arbiter has heard it.
     tenant: Tenant | None = None
     paused_until: float = 0.0
+    #: Whether it has nothing more to do.
+    done: bool = False
     #: GPU -> the lease under which its executor runs work there.
     running: dict[str, Gained] = field(default_factory=dict)
     #: GPU that is of no use, since its gang is not whole -> since when that is so and no other GPU is promised.
@@ -129,7 +129,8 @@ class Schedule(World):
         self.who = self.arbiter = Process(False)
         self.actor: Any = None
         #: By how much the arbiter's clock is ahead, and what it says while it stands still.
-        self._ahead, self._stands_at = 0.0, None
+        self._ahead = 0.0
+        self._stands_at: float | None = None
         #: Until when calls of Ray fail or are slow; and the share of them that does. Machine -> until when those for
         #: its groups block and fail.
         self._bad_until, self._bad = 0.0, 0.0
@@ -219,6 +220,10 @@ class Schedule(World):
     def start(self) -> None:
         """Start the arbiter. Its constructor may fail, and be killed."""
         process = self.arbiter = Process()
+        held = set(self.there())
+        if self.books.exists():
+            books = json.loads(self.books.read_text())["leases"]["leases"]
+            held &= {(each["app"], each["gpu"], each["token"]) for each in books if each["group"]}
 
         def construct() -> None:
             made = None
@@ -228,6 +233,10 @@ class Schedule(World):
                 except Exception:
                     self._wait(1.0)
             self.actor = made
+            # Jobs keep what they hold.
+            lost = held - {lease.key for lease in made._arbiter.state.leases}
+            if lost := {key for key in lost & set(self.there()) if key[1].split("-")[0] in self.nodes.values()}:
+                self._violated(f"the leases {lost} have ended with the arbiter's death")
             self.at(TICK_S, partial(self._ticks, process))
 
         self._as(process, construct)
@@ -307,26 +316,23 @@ class Schedule(World):
         self._travel()
         return answer
 
-    def hear(self, heard: m.Heard) -> m.Leases | m.Refused | None:
-        over, answer = heard.session in self.left, self._ask(partial(super().hear, heard))
-        if over and not isinstance(answer, m.Refused):
-            self._violated(f"{heard.session} has left, and was heard")
-        self._last[heard.app] = heard
-        return answer
-
-    def leave_arbiter(self, app: str, session: str) -> None:
-        self._ask(partial(super().leave_arbiter, app, session))
-        self.left.add(session)
-
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        """The arbiter answers a call of a driver."""
+    def ask(self, method: str, *args: Any) -> Any:
         before, self.who = self.who, self.arbiter
+        over = self.left.copy()
         try:
-            return call()
+            answer = super().ask(method, *args)
         except Killed:
             raise ray.exceptions.RayActorError from None
         finally:
             self.who = before
+        if method == "leave":
+            self.left.add(args[1])
+            return None
+        (heard,) = args
+        if heard.session in over and not isinstance(answer, m.Refused):
+            self._violated(f"{heard.session} has left, and was heard")
+        self._last[heard.app] = heard
+        return answer
 
     def _placement_group(self, bundles: Any, strategy: str = "PACK", name: str = "", lifetime: Any = None) -> Handle:
         made = super()._placement_group(bundles, strategy, name, lifetime)
@@ -334,9 +340,13 @@ class Schedule(World):
         entry["from"] = self.now + self._delay()
         entry["owner"] = self.who
         if name:
-            _, app, gpu, token = name.split("/")
+            _, _, gpu, token = name.split("/")
             self.say(f"Ray is asked for {name}")
-            live = [each["name"] for each in self.table.values() if each["state"] != "REMOVED" and gpu in each["name"]]
+            live = [
+                each["name"]
+                for each in self.table.values()
+                if each["state"] != "REMOVED" and f"/{gpu}/" in each["name"]
+            ]
             if len(live) > 1:
                 self._violated(f"{gpu} is in two groups: {live}")
             if int(token) < self.greatest[gpu]:
@@ -355,7 +365,7 @@ class Schedule(World):
     def _start_driver(self, driver: Driver) -> None:
         if not driver.process.alive:
             process = driver.process = Process()
-            driver.tenant, driver.running, driver.torn = None, {}, {}
+            driver.tenant, driver.running, driver.torn, driver.done = None, {}, {}, False
             self._as(process, partial(self._join, driver))
 
     def _join(self, driver: Driver) -> None:
@@ -377,6 +387,12 @@ class Schedule(World):
             self.at(max(TURN_S, driver.paused_until - self.now), partial(self._turns, driver, process))
 
     def _driver_turn(self, driver: Driver, tenant: Tenant) -> None:
+        if driver.done:
+            self.say(f"{driver.name} is done")
+            driver.tenant = None
+            tenant.close()
+            self._end(driver, self.rng.uniform(0, 30))
+            return
         tenant._loop()
         try:
             notices = tenant.poll()
@@ -420,9 +436,11 @@ class Schedule(World):
 
     def _fault(self) -> None:
         if not self.quiet:
-            faults = [self._crash, self._kill, self._done, self._pause, self._node, self._jump, self._stand_still]
-            faults += [self._early, self._echo, self._outside, self._calls_fail, self._calls_block, self._disk_is_full]
-            self.rng.choice([*faults, self._lose_sign_of_life])()
+            faults = [self._crash, self._kill, self._done, self._pause, self._sign_is_lost, self._node, self._echo]
+            faults += [self._outside, self._calls_fail, self._calls_block, self._disk_is_full, self._clock_stands]
+            fault = self.rng.choice(faults)
+            self.say(fault.__name__.replace("_", " "))
+            fault()
             self.at(self.rng.expovariate(1 / 6), self._fault)
 
     def _length(self, most: float) -> float:
@@ -431,7 +449,6 @@ class Schedule(World):
 
     def _crash(self) -> None:
         if self.arbiter.alive:
-            self.say("the arbiter dies")
             self.crashes += 1
             self.arbiter.alive, self.actor = False, None
             self.left.clear()
@@ -454,29 +471,21 @@ class Schedule(World):
     def _kill(self) -> None:
         driver = self.rng.choice(self.drivers)
         if driver.process.alive:
-            self.say(f"{driver.name} dies")
             self._end(driver, self.rng.choice([self.rng.uniform(0, 30), LENGTH_S]))
 
     def _done(self) -> None:
         """A job ends, and says so."""
-        driver = self.rng.choice(self.drivers)
-        if self._awake(driver):
-            self.say(f"{driver.name} is done")
-            tenant, driver.tenant = driver.tenant, None
-            self._as(driver.process, tenant.close)
-            self._end(driver, self.rng.uniform(0, 30))
+        self.rng.choice(self.drivers).done = True
 
     def _pause(self) -> None:
         driver = self.rng.choice(self.drivers)
         driver.paused_until = self.now + self._length(40)
-        self.say(f"{driver.name} stands still until {driver.paused_until:.3f}")
 
-    def _lose_sign_of_life(self) -> None:
+    def _sign_is_lost(self) -> None:
         """Ray removes that of a driver that lives."""
         driver = self.rng.choice(self.drivers)
         for entry in self.table.values():
             if entry.get("owner") is driver.process and driver.process.alive and not entry["name"]:
-                self.say(f"{driver.name} loses its sign of life")
                 entry["state"] = "REMOVED"
                 self._forgive()
 
@@ -484,7 +493,6 @@ class Schedule(World):
         address = self.rng.choice(sorted(self.cores))
         node = self.nodes.pop(address, None)
         if node is not None:
-            self.say(f"node {node} dies")
             for entry in self.table.values():
                 if entry["address"] == address and entry["state"] == "CREATED":
                     entry["state"] = "RESCHEDULING"
@@ -499,49 +507,37 @@ class Schedule(World):
         self.settle()
         used = sum(each["address"] == address and each["state"] == "CREATED" for each in self.table.values())
         if used + self.outside[address] < self.cores[address]:
-            self.say(f"something outside uses a core of {address}")
             self.outside[address] += 1
             self.at(self._length(40), lambda: self.outside.subtract([address]))
 
     def _calls_fail(self) -> None:
         self._bad_until, self._bad = self.now + self._length(15), self.rng.choice([0.1, 0.5, 1.0])
-        self.say(f"calls fail until {self._bad_until:.3f}")
 
     def _calls_block(self) -> None:
         """Each call for a group of one machine blocks, and fails."""
         address = self.rng.choice(sorted(self.cores))
         self._blocked[address] = self.now + self._length(40)
-        self.say(f"calls for groups of {address} block until {self._blocked[address]:.3f}")
 
     def _disk_is_full(self) -> None:
         self.disk = OSError(errno.ENOSPC, "No space left on device")
         self.at(self._length(15), lambda: setattr(self, "disk", None))
 
-    def _jump(self) -> None:
-        by = self.rng.choice([10.0, 3600.0])
-        self.say(f"the arbiter's clock jumps by {by}")
-        self._ahead += by
-
-    def _stand_still(self) -> None:
+    def _clock_stands(self) -> None:
+        """The arbiter's clock stands still, and may jump ahead when it goes again."""
         if self._stands_at is None:
             self._stands_at = self.clock()
-            self.at(self._length(20), self._go_on)
+            self.at(self._length(20), self._clock_goes)
 
-    def _go_on(self) -> None:
-        stood, self._stands_at = self._stands_at, None
-        self._ahead = (stood or 0.0) - self.now
-
-    def _early(self) -> None:
-        """An executor leaves a GPU before its lease ends."""
-        driver = self.rng.choice(self.drivers)
-        if driver.running:
-            self._vacate(driver, driver.process, driver.running[self.rng.choice(sorted(driver.running))])
+    def _clock_goes(self) -> None:
+        assert self._stands_at is not None
+        self._ahead = self._stands_at - self.now + self.rng.choice([0.0, 10.0, 3600.0])
+        self._stands_at = None
 
     def _echo(self) -> None:
         """A message arrives for a second time, late."""
         if self._last:
             heard = self._last[self.rng.choice(sorted(self._last))]
-            self.at(self.rng.uniform(0, 30), partial(self._late, lambda: self.hear(heard)))
+            self.at(self.rng.uniform(0, 30), partial(self._late, partial(self.ask, "hear", heard)))
 
     # --- invariants
 
@@ -618,7 +614,6 @@ class Schedule(World):
         before = self._lasts[kind]
         self._lasts[kind] = {each: before.get(each, -passed) + passed for each in found}
         for each, lasts in self._lasts[kind].items():
-            MOST[kind] = max(MOST[kind], lasts)
             if lasts > most:
                 self._violated(f"{each}: {kind} for {lasts:.1f} s")
 

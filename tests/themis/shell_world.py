@@ -13,13 +13,13 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import ray
 
 from tests.themis.cluster import Job
-from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Leave, Lost
 from themis_bridge.errors import ThemisError
 from themis_bridge.shell import actor, books_file, reservations, tenant
@@ -37,18 +37,10 @@ class Handle:
         self.id = id
 
 
-class Turns:
-    """In the place of a tenant's event: its thread makes one turn, and then another one."""
-
-    def __init__(self) -> None:
-        self._turned = True
-
-    def wait(self, seconds: float) -> bool:
-        self._turned = not self._turned
-        return self._turned
-
-    def set(self) -> None:
-        pass
+def turns() -> Any:
+    """In the place of a tenant's event, so that its loop makes one turn."""
+    over = itertools.cycle([False, True])
+    return SimpleNamespace(wait=lambda seconds: next(over), set=lambda: None)
 
 
 class World:
@@ -113,7 +105,7 @@ class World:
         thread = SimpleNamespace(start=lambda: None, join=lambda seconds: None, ident=None)
         monkeypatch.setattr(actor, "threading", SimpleNamespace(RLock=threading.RLock, Thread=lambda **more: thread))
         monkeypatch.setattr(actor, "time", SimpleNamespace(monotonic=self.clock))
-        threads = SimpleNamespace(Lock=threading.Lock, Event=Turns, Thread=lambda **more: thread)
+        threads = SimpleNamespace(Lock=threading.Lock, Event=turns, Thread=lambda **more: thread)
         monkeypatch.setattr(tenant, "threading", threads)
         monkeypatch.setattr(tenant, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=self.run))
         session = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=str(next(self._sessions))))
@@ -121,9 +113,8 @@ class World:
         monkeypatch.setattr(tenant, "JOIN_S", 0.0)
         get = SimpleNamespace(get=self.get, is_initialized=lambda: True, exceptions=ray.exceptions)
         monkeypatch.setattr(tenant, "ray", get)
-        hear = SimpleNamespace(remote=lambda heard: lambda: self.hear(heard))
-        leave = SimpleNamespace(remote=lambda *who: lambda: self.leave_arbiter(*who))
-        arbiter = SimpleNamespace(hear=hear, leave=leave)
+        methods = {name: SimpleNamespace(remote=partial(partial, self.ask, name)) for name in ("hear", "leave")}
+        arbiter = SimpleNamespace(**methods)
         monkeypatch.setattr(tenant.control, "start", self._counted("start", lambda unit: arbiter))
 
     def start(self) -> None:
@@ -176,13 +167,9 @@ class World:
         """A call of the arbiter by a tenant."""
         return call()
 
-    def hear(self, heard: m.Heard) -> m.Leases | m.Refused | None:
-        """The arbiter's."""
-        return self.actor.hear(heard)
-
-    def leave_arbiter(self, app: str, session: str) -> None:
-        """The arbiter's `leave`."""
-        self.actor.leave(app, session)
+    def ask(self, method: str, *args: Any) -> Any:
+        """The arbiter answers a call."""
+        return getattr(self.actor, method)(*args)
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [

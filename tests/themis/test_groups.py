@@ -129,31 +129,6 @@ def test_a_call_fails_for_as_long_as_it_raises_and_not_since_the_group_was_asked
     assert re.search(r"removed for [0-2] s \(RuntimeError", ray.groups.trouble)
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_gpu_has_one_group_at_a_time_however_long_ray_takes_to_remove_the_last_one(made, monkeypatch):
-    ray = Ray(monkeypatch)
-    ray.full = not made
-    ray.reserve(1)
-    ray.run(1.0)
-    ray.wanted, ray.fails = {("b", "g0", 7): WANTED}, True
-    ray.run(30.0)
-    assert ray.asked == [("a", "g0", 0)]
-    ray.fails = ray.full = False
-    assert ray.run() == [m.Reservation("g0", 7, "g0")]
-    assert ray.asked == [("a", "g0", 0), ("b", "g0", 7)] and ray.gone == {("a", "g0", 0)}
-
-
-def test_a_group_that_cannot_be_taken_back_holds_up_no_other_machine(monkeypatch):
-    # Seen: its calls took all the time of each tick, and no GPU of another machine was reserved.
-    ray = Ray(monkeypatch, 2 * CALLS_S)
-    ray.full = True
-    ray.reserve(2)
-    ray.run(1.0)
-    ray.broken, ray.full = "g0", False
-    ray.wanted = {("a", "g0", 0): WANTED, ("b", "g1", 7): WANTED, ("c", "g2", 9): Wanted({"GPU": 1.0}, "node:two")}
-    assert m.Reservation("g2", 9, "g2") in ray.run(10.0)
-
-
 def test_a_reservation_has_no_room_only_when_ray_has_been_asked_for_it_for_that_long(monkeypatch):
     # Seen: one that was taken back, since another GPU of its machine changed hands, was told "no room" at once.
     ray = Ray(monkeypatch, rooms=1)

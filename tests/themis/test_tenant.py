@@ -113,44 +113,6 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
 
 
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "hear", "get", "take"])
-@pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
-def test_whatever_ray_raises_at_a_call_a_job_joins_and_its_agent_goes_on(call, error, cluster, monkeypatch):
-    # Seen: the id of a group that Ray could not read ended the agent without a word, and the job lost its leases.
-    failed, notices, told, hear = (
-        [],
-        [],
-        [m.Leases("1", (m.LeaseView(Gpu("g0", "m0"), 3, "G"),))],
-        cluster.arbiter._hear,
-    )
-    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
-    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (told[-1] if heard.known != told[-1].digest else None)
-    places = {"start": tenant.control, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
-    owner, name = places.get(call, tenant.reservations), "remote" if call == "hear" else call
-    real = getattr(owner, name)
-
-    def thrice(*args, **kwargs):
-        if len(failed) < 3:
-            failed.append(call)
-            raise error("injected")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, thrice)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    until(lambda: notices.extend(job.poll()) or notices)
-    assert notices == [Gained(Gpu("g0", "m0"), 3)] and len(failed) == 3
-    # Once more while it runs: it loses its lease, finds that Ray has removed its sign of life, and gains another lease.
-    failed.clear()
-    cluster.gone.update(cluster.signs)
-    told.append(m.Leases("2", ()))
-    until(lambda: set(cluster.signs) > cluster.gone)
-    told.append(m.Leases("3", (m.LeaseView(Gpu("g0", "m0"), 4, "H"),)))
-    until(lambda: notices.extend(job.poll()) or len(notices) > 2)
-    assert notices[1:] == [Lost(Gpu("g0", "m0"), 3), Gained(Gpu("g0", "m0"), 4)] and job.group(notices[-1]) == "group H"
-    assert len(failed) == 3 and job.poll() == []
-    job.close()
-
-
 def test_a_job_shows_that_it_lives_until_it_ends(cluster, monkeypatch):
     # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
     monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")

@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 CREATE_S = 5.0
 #: Seconds from a call of Ray to the first look at its effect. Ray makes and removes a group in about a millisecond.
 LOOK_S = 0.05
-#: Seconds between two lines of the log about calls that fail.
-LOG_S = 5.0
 #: The longest pause, s: so long a reservation that waited may be there before its app is told; and before it waits.
 PAUSE_S, ASKED_PAUSE_S = 5.0, 1.0
 
@@ -77,7 +75,6 @@ class Groups:
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._known: dict[Key, Group] = {}
-        self._logged = -LOG_S
         #: The ties of the machines where a GPU changed hands at the last call of `work`.
         self._turning: set[str] = set()
         #: Until when no call is made again that failed: others have as much time as such calls took.
@@ -151,8 +148,11 @@ class Groups:
             state, group.why = self._call(key, group, need, turns), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
+            fails = self.trouble
             group.failing = group.failing if group.why else self._clock()
             state, group.why = "", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            if not fails:
+                logger.warning("themis: %s", self.trouble)
         now = self._clock()
         group.since = min(group.since, now)
         # Each pause is as long as it has lasted so far; but what was asked for just now is looked at soon.
@@ -170,9 +170,6 @@ class Groups:
         if need is not None and state == reservations.CREATED:
             group.made, group.due = True, math.inf
             return [m.Reservation(gpu, token, reservations.id_of(group.handle))]
-        if group.why and now - self._logged >= LOG_S:
-            self._logged = now
-            logger.warning("themis: %s", self.trouble)
         if need is not None and not group.late and group.waited + now - group.since > CREATE_S:
             group.late = True
             return [m.Reservation(gpu, token)]
