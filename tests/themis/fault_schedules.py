@@ -500,7 +500,6 @@ class Schedule(World):
 
     def _node_back(self, address: str, before: str) -> None:
         self.nodes[address] = f"{before[0]}{int(before[1:] or 0) + 1}"
-        self.say(f"node {self.nodes[address]} is there in the place of {before}")
 
     def _outside(self) -> None:
         address = self.rng.choice(sorted(self.cores))
@@ -649,8 +648,6 @@ def main() -> None:
         except AssertionError as error:
             failed += 1
             print(error if isinstance(error, Violation) else f"seed {seed}: {error!r}", flush=True)
-        if (seed + 1) % 1000 == 0:
-            print(f"{seed + 1} schedules", file=sys.stderr, flush=True)
     print(f"{options.seeds} schedules, {rounds} rounds, {crashes} deaths of the arbiter, {failed} failed")
     sys.exit(1 if failed else 0)
 
