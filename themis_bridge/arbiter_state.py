@@ -176,10 +176,9 @@ class ArbiterState:
     def forget(self, name: str) -> None:
         """The app is gone."""
         self.reports.pop(name, None)
-        if name in self.apps:
-            self._remember_user(name, self.apps.pop(name))
-        elif name in self.away:
-            self._remember_user(name, self.away.pop(name))
+        app = self.apps.pop(name, None) or self.away.pop(name, None)
+        if app is not None:
+            self._remember_user(name, app)
 
     def _remember_user(self, name: str, app: AppRecord) -> None:
         """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.

@@ -97,8 +97,7 @@ class LeaseManager:
 
     def end_leases_over_quota(self, user: str) -> None:
         """Let leases beyond the user's quota end without renewal."""
-        over = -self._state.quota_left(user)
-        for lease in self._state.leases_of_user(user)[: max(0, over)]:
+        for lease in self._state.leases_of_user(user)[: max(0, -self._state.quota_left(user))]:
             lease.ending, lease.heir = True, None
 
     def end_expired(self) -> None:

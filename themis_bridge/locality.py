@@ -38,12 +38,6 @@ class Gpu:
     kind: str = "gpu"
 
 
-def spread(gpus: Iterable[Gpu]) -> int:
-    """0: these GPUs are on one machine; 1: on several machines of one rack; 2: in several racks."""
-    gpus = list(gpus)
-    return (len({gpu.machine for gpu in gpus}) > 1) + (len({gpu.rack for gpu in gpus}) > 1)
-
-
 def check_together(number: int) -> None:
     """Raise ThemisError if an app cannot need that many GPUs of one machine at once."""
     if not isinstance(number, int) or not 1 <= number <= MOST_TOGETHER or number & (number - 1):
@@ -87,7 +81,9 @@ class Slowdowns:
 
     def measured(self, gpus: Sequence[Gpu], share: float) -> None:
         """Note that an iteration on these GPUs took ``share`` of its time on one GPU."""
-        self._seen[spread(gpus)].append(share * len(gpus))
+        # 0: they are on one machine; 1: on several machines of one rack; 2: in several racks.
+        spread = (len({gpu.machine for gpu in gpus}) > 1) + (len({gpu.rack for gpu in gpus}) > 1)
+        self._seen[spread].append(share * len(gpus))
 
     @property
     def across(self) -> tuple[float, float]:

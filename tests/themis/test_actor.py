@@ -35,7 +35,7 @@ BOOKS = """
 @pytest.fixture
 def start(monkeypatch, tmp_path):
     """Starts an `ArbiterActor` that does nothing by itself. Arguments: the number of cores, and of `World`."""
-    return lambda cores, **more: World(monkeypatch, tmp_path, gpus=cores, settings={}, **more)
+    return lambda cores, **more: World(monkeypatch, tmp_path, (cores,), {}, **more)
 
 
 @pytest.fixture
@@ -101,8 +101,9 @@ def test_whatever_an_app_sends_it_harms_nobody_else(message, world):
 @pytest.mark.parametrize("says_so", [True, False])
 def test_the_heir_of_an_app_that_goes_has_its_gpu_under_a_quota(says_so, start, caplog):
     # Seen: the leases of an app that was gone were counted to a user that nobody knew, and no lease began or ended.
-    world = start(3, held=held(3), text=BOOKS.replace('s": 35', 's": 99').replace('"s"', '"a/1"', 1))
-    world.join("b", Job(2), "s")
+    text = BOOKS.replace('s": 35', 's": 99').replace('"s"', '"a/1"', 1).replace('"s"', '"b/1"')
+    world = start(3, held=held(3), text=text)
+    world.join("b", Job(2))
     if says_so:
         world.actor.leave("a", "a/1")
     world.run(60.0)
@@ -119,22 +120,6 @@ def test_a_job_that_cannot_be_is_refused(changes, world):
 def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
     with pytest.raises(ThemisError, match=r"unit='gpu': an arbiter leases 'GPU' or 'CPU'"):
         control.start("gpu")
-
-
-def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
-    make = reservations.placement_group
-
-    def fail(bundles, **kwargs):
-        if "planet" in bundles[0]:
-            raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
-        return make(bundles, **kwargs)
-
-    monkeypatch.setattr(reservations, "placement_group", fail)
-    world.join("evil", Job(2))
-    world.agents["evil"].bundle["planet"] = 0.0
-    world.join("a", Job(2))
-    world.run(30.0)
-    assert [app for app, _, _ in world.there()] == ["a", "a"]
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):

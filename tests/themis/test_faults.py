@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.themis.fault_schedules import World
+from tests.themis.fault_schedules import play
 from themis_bridge.leases import LeaseTable
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 40, 20))
 def test_seeded_faults(first):
     for seed in range(first, first + 20):
-        World(seed).run()
+        play(seed)
 
 
 def test_the_invariants_can_fail(monkeypatch):
@@ -29,4 +29,4 @@ def test_the_invariants_can_fail(monkeypatch):
     monkeypatch.setattr(LeaseTable, "grant", forgetful)
     with pytest.raises(AssertionError, match=r"^seed"):
         for seed in itertools.count():
-            World(seed).run()
+            play(seed)

@@ -28,7 +28,7 @@ def kept(root: Any) -> int:
 
 
 def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_path) -> None:
-    world = World(monkeypatch, tmp_path, gpus=4)
+    world = World(monkeypatch, tmp_path, (4,))
     numbers = itertools.count()
 
     def after(apps: int) -> tuple[int, int]:
@@ -40,9 +40,9 @@ def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_pa
             if number % 3 == 0:
                 world.leave(name)  # it says so
             else:
-                world.agents.pop(name)
+                job = world.tenants.pop(name)
                 if number % 3 == 1:
-                    world.end_driver(name)  # else it stands still for ever
+                    world.end_driver(job)  # else it stands still for ever
         world.run(100.0)
         world.table = {id: group for id, group in world.table.items() if group["state"] != "REMOVED"}
         assert not world.there()

@@ -12,26 +12,6 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 
 
-@pytest.mark.parametrize("books", [True, False])
-def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
-    cluster = Cluster(4)
-    first, second = cluster.join("a", Job(2)), cluster.join("b", Job(2))
-    cluster.wait(5)
-    held = {name: cluster.holds(name) for name in "ab"}
-    assert all(held.values())
-    data = cluster.arbiter.state.saved() if books else {}
-    gpus = cluster.arbiter.state.gpus.values()
-    there = {(app, gpu, token): "group" for gpu, (app, token) in cluster.reserved.items()}
-    cluster.arbiter = Arbiter.restored(data, there, gpus)
-    cluster.notices.clear()
-    cluster.wait(30)
-    assert {name: cluster.holds(name) for name in "ab"} == held
-    reserved = {gpu: token for gpu, (_, token) in cluster.reserved.items() if gpu in held["a"]}
-    assert {gpu: view.token for gpu, view in first.leases.items()} == reserved
-    assert second.leases
-    assert not cluster.notices
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_a_lease_whose_group_is_gone_is_over_and_one_that_was_not_carried_out_goes_on(told):
     cluster = Cluster(1)

@@ -10,9 +10,7 @@ import ray
 from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.errors import WrongArbiter
-from themis_bridge.locality import Gpu
 from themis_bridge.shell import tenant
 
 
@@ -80,7 +78,9 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster):
     with pytest.raises(ThemisError, match="leases single CPUs"):
         job.poll()
     job.close()
-    assert not cluster.arbiter.apps
+    with pytest.raises(ThemisError, match="leases single CPUs"):
+        tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU")
+    assert not cluster.arbiter.apps and set(cluster.signs) == cluster.gone, "no sign of life is left"
 
 
 def test_a_join_that_is_answered_late_or_refused_because_of_a_silent_namesake_is_waited_for(cluster, caplog):
@@ -111,72 +111,6 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
     cluster.arbiter.hear = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-
-
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "hear", "get", "take"])
-@pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
-def test_whatever_ray_raises_at_a_call_a_job_joins_and_its_agent_goes_on(call, error, cluster, monkeypatch):
-    # Seen: the id of a group that Ray could not read ended the agent without a word, and the job lost its leases.
-    failed, notices, told, hear = (
-        [],
-        [],
-        [m.Leases("1", (m.LeaseView(Gpu("g0", "m0"), 3, "G"),))],
-        cluster.arbiter._hear,
-    )
-    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
-    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (told[-1] if heard.known != told[-1].digest else None)
-    places = {"start": tenant.control, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
-    owner, name = places.get(call, tenant.reservations), "remote" if call == "hear" else call
-    real = getattr(owner, name)
-
-    def thrice(*args, **kwargs):
-        if len(failed) < 3:
-            failed.append(call)
-            raise error("injected")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, thrice)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    until(lambda: notices.extend(job.poll()) or notices)
-    assert notices == [Gained(Gpu("g0", "m0"), 3)] and len(failed) == 3
-    # Once more while it runs: it loses its lease, finds that Ray has removed its sign of life, and gains another lease.
-    failed.clear()
-    cluster.gone.update(cluster.signs)
-    told.append(m.Leases("2", ()))
-    until(lambda: set(cluster.signs) > cluster.gone)
-    told.append(m.Leases("3", (m.LeaseView(Gpu("g0", "m0"), 4, "H"),)))
-    until(lambda: notices.extend(job.poll()) or len(notices) > 2)
-    assert notices[1:] == [Lost(Gpu("g0", "m0"), 3), Gained(Gpu("g0", "m0"), 4)] and job.group(notices[-1]) == "group H"
-    assert len(failed) == 3 and job.poll() == []
-    job.close()
-
-
-def test_a_job_shows_that_it_lives_until_it_ends(cluster, monkeypatch):
-    # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
-    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert cluster.arbiter.life == "sign0"
-    # The cluster took it for dead: it loses its leases, or the arbiter dies as well.
-    view = m.LeaseView(Gpu("g0", "m0"), 3, "G", True, 20.0)
-    answers, notices = [m.Leases("none", ()), m.Leases("digest", (view,), 1)], []
-    hear, former = cluster.arbiter._hear, cluster.arbiter
-    cluster.gone.add("sign0")
-    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (len(answers) > 1 and answers.pop()) or None
-    until(lambda: notices.extend(job.poll()) or notices)
-    assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
-    assert job.group(notices[0]) == "group G" and job.expects and former.life == "sign0"
-    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (answers and answers.pop()) or None
-    until(lambda: former.life == "sign1")
-    assert job.poll() == [Lost(Gpu("g0", "m0"), 3)]
-    cluster.gone.add("sign1")
-    cluster.arbiter, former.hear.remote = Arbiter("GPU"), gone
-    until(lambda: cluster.arbiter.apps)
-    assert cluster.arbiter.life == "sign2" and "sign2" not in cluster.gone
-    job.close()
-    assert "sign2" in cluster.gone
-    with pytest.raises(ThemisError, match="leases single GPUs"):
-        tenant.Tenant("b", Work(), {"CPU": 1.0}, "CPU")
-    assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
 
 
 def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):

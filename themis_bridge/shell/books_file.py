@@ -38,7 +38,6 @@ class Books:
 
     def __init__(self, path: Path, clock: Callable[[], float]):
         self._path, self._clock = path, clock
-        self._stored = ""
         #: Since when writing has failed, and why; "" if it has not.
         self._since, self._why = 0.0, ""
 
@@ -73,9 +72,7 @@ class Books:
     def write(self, data: Mapping[str, Any]) -> bool:
         """Replace the books. Returns whether they are stored; if not, the caller comes again."""
         try:
-            text = json.dumps({**data, "format": FORMAT})
-            if text != self._stored:
-                write_books(self._path, text)
+            write_books(self._path, json.dumps({**data, "format": FORMAT}))
         except (OSError, ThemisError) as error:
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             remedy = "make room on that disk" if full else "let this user write there"
@@ -86,7 +83,7 @@ class Books:
             return False
         if self._why:
             logger.warning("themis: the books are written again, after %.0f s", self._clock() - self._since)
-        self._stored, self._why = text, ""
+        self._why = ""
         return True
 
     def remove(self) -> None:

@@ -24,11 +24,6 @@ CALLS = 4
 ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 
-def _head() -> str:
-    """The head node's id."""
-    return next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
-
-
 def find() -> Any | None:
     """The arbiter of the connected Ray cluster, None if there is none."""
     try:
@@ -65,7 +60,8 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         max_concurrency=CALLS,
         runtime_env={"env_vars": ALLOCATION},
     )
-    arbiter = actor.remote(settings, unit, _head())
+    head = next(node for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
+    arbiter = actor.remote(settings, unit, str(head["NodeID"]))
     ray.get(arbiter.status.remote())
     return arbiter
 

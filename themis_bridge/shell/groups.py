@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 CREATE_S = 5.0
 #: Seconds from a call of Ray to the first look at its effect. Ray makes and removes a group in about a millisecond.
 LOOK_S = 0.05
-#: Seconds between two lines of the log about calls that fail.
-LOG_S = 5.0
 #: The longest pause, s: so long a reservation that waited may be there before its app is told; and before it waits.
 PAUSE_S, ASKED_PAUSE_S = 5.0, 1.0
 
@@ -77,9 +75,10 @@ class Groups:
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._known: dict[Key, Group] = {}
-        self._logged = -LOG_S
         #: The ties of the machines where a GPU changed hands at the last call of `work`.
         self._turning: set[str] = set()
+        #: Until when no call is made again that failed: others have as much time as such calls took.
+        self._rests = 0.0
 
     def found(self, key: Key, handle: Any, made: bool) -> None:
         """A group was there before this process. ``made``: something can run in it."""
@@ -115,23 +114,30 @@ class Groups:
                 group.ends, group.since, group.due, group.why = True, began, began, ""
         ending = {key[1] for key, group in self._known.items() if group.ends}
         for key in wanted.keys() - self._known.keys():
-            self._known[key] = Group()
+            self._known[key] = Group(due=began)
         # The ties of the machines where a GPU changes hands, and of those where Ray has not made all that it was asked.
         next_tie = {key[1]: need.tie for key, need in wanted.items()}
         turning = {tie for gpu, tie in next_tie.items() if gpu in ending}
         for key, group in self._known.items():
-            # All that Ray has not made is taken back: at once, and then after pauses of its own.
-            if group.asked and not (group.ends or group.made) and wanted[key].tie in turning - self._turning:
+            if group.ends or group.made or wanted[key].tie not in turning:
+                continue
+            if not group.asked:
+                # All are due at once when nothing changes hands any more.
+                group.due = began
+            elif wanted[key].tie not in self._turning:
+                # All that Ray has not made is taken back: at once, and then after pauses of its own.
                 group.waited, group.since, group.due = group.waited + max(0.0, began - group.since), began, began
         self._turning = turning
         unmade = {next_tie.get(key[1]) for key, group in self._known.items() if group.asked and not group.made}
-        for key, group in sorted(self._known.items(), key=lambda each: (not each[1].heir, each[0][2])):
+        # Who has been due for longest is first, so that no group waits for more than one call of each other one.
+        for key, group in sorted(self._known.items(), key=lambda each: (each[1].due, not each[1].heir, each[0][2])):
             need = None if group.ends else wanted[key]
             turns = need is not None and need.tie in turning and not group.made
             held_up = next_tie.get(key[1], key) in unmade and group.made if need is None else turns and not group.asked
-            if not held_up and group.due <= began:
+            if not held_up and group.due <= began and (not group.why or self._rests <= began):
                 events += self._attend(key, group, need, turns)
-                if self._clock() - began >= seconds:
+                if (spent := self._clock() - began) >= seconds:
+                    self._rests = self._clock() + min(spent, PAUSE_S) if group.why else self._rests
                     break
         return events
 
@@ -142,8 +148,11 @@ class Groups:
             state, group.why = self._call(key, group, need, turns), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
+            fails = self.trouble
             group.failing = group.failing if group.why else self._clock()
             state, group.why = "", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            if not fails:
+                logger.warning("themis: %s", self.trouble)
         now = self._clock()
         group.since = min(group.since, now)
         # Each pause is as long as it has lasted so far; but what was asked for just now is looked at soon.
@@ -161,9 +170,6 @@ class Groups:
         if need is not None and state == reservations.CREATED:
             group.made, group.due = True, math.inf
             return [m.Reservation(gpu, token, reservations.id_of(group.handle))]
-        if group.why and now - self._logged >= LOG_S:
-            self._logged = now
-            logger.warning("themis: %s", self.trouble)
         if need is not None and not group.late and group.waited + now - group.since > CREATE_S:
             group.late = True
             return [m.Reservation(gpu, token)]
