@@ -34,7 +34,6 @@ from fluidtune.serving.process import Process
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.service_devices import Devices, OwnDevices
 from fluidtune.serving.setting import Setting
-from fluidtune.serving.stage_group import StageGroup
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, are_kept, demand
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import ServeError
@@ -288,7 +287,7 @@ class Lifetime:
 
         def make(loading: Loading, changed: Callable[[], None]) -> Process:
             given = number, loading, setting.resources, group, self._log.write, changed, self._forks
-            return Process(*given) if stages == 1 else StageGroup(stages, setting.room, *given)
+            return Process(*given, stages, setting.room)
 
         # The server keeps to the profile, which has at most twice as many batches in the stages.
         return Device(make, 1 if stages == 1 else 2 * stages)
