@@ -7,12 +7,11 @@ each request is refused. All times are seconds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import time
 import uuid
-from asyncio import FIRST_COMPLETED
+from asyncio import FIRST_COMPLETED, FIRST_EXCEPTION
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -197,30 +196,24 @@ class Front:
             self._life.devices.asks(name, len(values))
         answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
+        asked: asyncio.Future[Any] = gone
         try:
             if len(values) == 1:
                 answers.append(server.ask(name, values[0], until - time.monotonic(), source))
+                asked = answers[0]
             else:
-                asking = self._ask_many(server, name, values, until, source, answers, gone)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asking, until - time.monotonic())
-            left: set[asyncio.Future[Any]] = set(answers)
-            while left and not gone.done() and (wait_s := until - time.monotonic()) > 0:
-                done, left = await asyncio.wait({*left, gone}, timeout=wait_s, return_when=FIRST_COMPLETED)
-                left -= {gone}
-                if any(_refusal(one) for one in done - {gone}):
-                    break
-            told = [one for one in answers if one.done()]
+                asked = asyncio.ensure_future(self._ask_many(server, name, values, until, source, answers))
+            await asyncio.wait({asked, gone}, timeout=until - time.monotonic(), return_when=FIRST_COMPLETED)
+            if asked.done():
+                return _outcomes(answers, 1) if len(values) == 1 else asked.result()
+            if gone.done() and not gone.cancelled():
+                self._life.books.count(name, "cancelled", len(values))
+                raise Said(400, "disconnected", "the client has gone")
+            raise Refused(name, _too_late(answers, len(values)))
         finally:
             gone.cancel()
+            asked.cancel()
             await self._cancel(answers)
-        why = next(filter(None, map(_refusal, told)), None)
-        if why is None and len(told) == len(values):
-            return [_outcome(one) for one in told]
-        if why is None and gone.done() and not gone.cancelled():
-            self._life.books.count(name, "cancelled", len(values))
-            raise Said(400, "disconnected", "the client has gone")
-        raise why or Refused(name, _too_late(answers, len(values)))
 
     async def _ask_many(
         self,
@@ -230,9 +223,8 @@ class Front:
         until: float,
         source: str,
         answers: list[Answer],
-        gone: asyncio.Future[Any],
-    ) -> None:
-        """Ask for several inputs, as long as they can be answered and the client is there. Raises Refused.
+    ) -> list[tuple[int, str]]:
+        """As `_ask`, for several inputs, as long as they can be answered. Raises Refused.
 
         answers: get an answer for each that was asked for.
         """
@@ -242,9 +234,13 @@ class Front:
                 within = until - time.monotonic()
                 if not at and (why := server.hopeless(name, within, len(values))) is not None:
                     raise Refused(name, why)
-                if within <= 0 or gone.done() or any(map(_refusal, answers)):
-                    return
+                if within <= 0:
+                    raise Refused(name, _too_late(answers, len(values)))
+                if any(one.done() and one.exception() for one in answers):
+                    break
                 answers += [server.ask(name, value, until - time.monotonic(), source) for value in some]
+        await asyncio.wait(answers, return_when=FIRST_EXCEPTION)
+        return _outcomes(answers, len(values))
 
     async def _cancel(self, answers: Sequence[Answer]) -> None:
         """Nobody wants those that are not there yet: take them out of their queues, in pieces as in `_ask_many`."""
@@ -327,21 +323,17 @@ class Front:
             raise Said(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _outcome(answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
-    """The status and the text of an answer that is there."""
-    error = answer.exception()
-    return answer.result() if error is None else _failed(error)
+def _outcomes(answers: Sequence[Answer], count: int) -> list[tuple[int, str]]:
+    """The status and the text of ``count`` answers: all are there, or one has an error. Raises Refused."""
+    error = next((one.exception() for one in answers if one.done() and one.exception()), None)
+    if isinstance(error, Refused):
+        raise error
+    return [one.result() for one in answers] if error is None else [_failed(error)] * count
 
 
 def _failed(error: BaseException) -> tuple[int, str]:
     """What Ray hands on of an error has its traceback behind it."""
     return failed(ServeError(said_of(error)))
-
-
-def _refusal(answer: asyncio.Future[Any]) -> Refused | None:
-    """Why it was refused, if it was."""
-    error = answer.exception() if answer.done() and not answer.cancelled() else None
-    return error if isinstance(error, Refused) else None
 
 
 def _too_late(answers: Sequence[Answer], count: int) -> Reason:
