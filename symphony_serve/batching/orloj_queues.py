@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_scores import ScoreTable
 from symphony_serve.errors import ServeError
 
@@ -39,7 +39,7 @@ class Pending:
     ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second, above 0.
     """
 
-    def __init__(self, times: Mapping[int, Largest], b: float) -> None:
+    def __init__(self, times: Mapping[int, Histogram], b: float) -> None:
         self.b = b
         self.times = dict(times)
         self.keys: list[Key] = []

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,11 @@ class ScoreTable:
         object.__setattr__(self, "falls", falls)
 
     @staticmethod
-    def of(time: Largest, b: float) -> ScoreTable:
+    def of(time: Histogram, b: float) -> ScoreTable:
         """The table for batches that take ``time``."""
-        given = time.histogram
         edges, carried, density = [], [], []
         value = 0.0
-        for left, right, mass in zip(given.edges, given.edges[1:], given.masses, strict=False):
+        for left, right, mass in zip(time.edges, time.edges[1:], time.masses, strict=False):
             if left == right:
                 value += mass / time.mean
                 continue
@@ -54,7 +53,7 @@ class ScoreTable:
             carried.append(value)
             density.append(rate)
             value = value * math.exp(-b * (right - left)) - rate * math.expm1(-b * (right - left)) / b
-        return ScoreTable((*edges, given.edges[-1]), (*carried, value), (*density, 0.0), b)
+        return ScoreTable((*edges, time.edges[-1]), (*carried, value), (*density, 0.0), b)
 
     def interval(self, slack: float) -> int:
         """The interval in which this slack lies; -1 below the first edge."""
