@@ -124,10 +124,10 @@ class Front:
         """The answer to a request that is refused, or that is none."""
         if not isinstance(error, Refused):
             return Said(400, "bad_input", str(error))
-        server, devices = self._life.server, self._life.devices
+        server, placed = self._life.server, self._life.placed
         if error.reason in MAY_HAVE_RUN | {Reason.CLOSED}:
-            devices = None
-        if devices is not None and (comes_in := devices.comes_in(key)) is not None:
+            placed = None
+        if placed is not None and (comes_in := placed.comes_in(key)) is not None:
             return refused("loading", f"model {key} is not in memory; to load it takes {comes_in:.1f} s", comes_in)
         there = server is not None and key in self._life.rollouts.answering
         retry_s = server.wait(key) if there else self._setting.slo  # type: ignore[union-attr]
@@ -192,8 +192,8 @@ class Front:
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
-        if self._life.devices is not None:
-            self._life.devices.asks(name, len(values))
+        if self._life.placed is not None:
+            self._life.placed.asks(name, len(values))
         answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         asked: asyncio.Future[Any] = gone
@@ -267,7 +267,7 @@ class Front:
 
     def _check_loaded(self, name: str) -> None:
         """Raises `Said` for one of several models that no device could load."""
-        if self._life.devices is not None and (why := self._life.devices.unavailable.get(name)):
+        if self._life.placed is not None and (why := self._life.placed.unavailable.get(name)):
             raise refused("no_model_process", f"model {name} is not loaded: {why}")
 
     def _check_ready(self, asked: Route) -> None:
@@ -275,7 +275,7 @@ class Front:
         server, service, model = self._check_there(), self._life.rollouts.service, asked.model
         self._check_loaded(model)
         key = service.answering.get(asked.version, service.serving).key if model == self._names[0] else model
-        comes_when_asked = model and self._life.devices is not None and self._life.devices.comes(model)
+        comes_when_asked = model and self._life.placed is not None and self._life.placed.comes(model)
         if not comes_when_asked and not self._life.able(server, key):
             raise refused("no_model_process", "no model process answers")
 

@@ -90,6 +90,11 @@ class Lifetime:
             key = key or self.rollouts.service.serving.key
         return server.able_for(key) if key else bool(server.able)
 
+    @property
+    def placed(self) -> PlacedDevices | None:
+        """What it runs on, if each device has some of several models."""
+        return self.devices if isinstance(self.devices, PlacedDevices) else None
+
     def own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
         return {"slo_s": self._setting.slo_of(name)} if self._setting.placing is not None else {}
@@ -146,7 +151,7 @@ class Lifetime:
             "model": self._names[0],
             "phase": self.rollouts.service.phase,
             "stages": self.rollouts.stages(),
-            "placement": self.devices.placement() if self.devices is not None else None,
+            "placement": self.placed.placement() if self.placed is not None else None,
             "trials": [*self.rollouts.status(self._figures), *others],
         }
 

@@ -92,10 +92,10 @@ def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str
     paths["/metrics"] = {"get": get("gauges and counters for Prometheus", content={"text/plain": {}})}
     paths["/v2"] = {"get": get("name, version and extensions of the server")}
     binary: dict[str, Any] = {"application/octet-stream": {}}
-    tensors = [
+    tensors, answered = (
         {"application/json": {"schema": _ref("schemas", name)}} | binary
         for name in ("InferenceRequest", "InferenceResponse")
-    ]
+    )
     about = f"the outputs of a trial for a batch of inputs; with the header {JSON_SIZE} tensors are binary"
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         named: dict[str, Any] = {"parameters": [_parameter("path", "model", {"enum": list(trials)}, required=True)]}
@@ -103,7 +103,7 @@ def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str
             named["parameters"].append(_parameter("path", "version", {"type": "string"}, required=True))
         paths[model] = {"get": get("the tensors of a trial", 404), **named}
         paths[f"{model}/ready"] = {"get": get("whether a trial can answer", 404, 503), **named}
-        paths[f"{model}/infer"] = {"post": post(about, *tensors, 404), **named}
+        paths[f"{model}/infer"] = {"post": post(about, tensors, answered, 404), **named}
     for path, one in paths.items():
         for method in one.keys() & {"get", "post"}:
             one[method]["operationId"] = f"{method} {path}"

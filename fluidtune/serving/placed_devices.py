@@ -197,7 +197,7 @@ class PlacedDevices(Devices):
         self._inputs[model] += inputs
 
     @property
-    def unavailable(self) -> dict[str, str]:  # type: ignore[override]
+    def unavailable(self) -> dict[str, str]:
         """By model that no device has because it did not load, the reason. One that is about to load is not in it."""
         left_out = self._state.failed if self._state is not None else ()
         return {name: why for name, why in self._failed.items() if name in left_out}
