@@ -113,7 +113,7 @@ def _walk(
     table: ScoreTable, interval: int, keys: list[Key], low: int, high: int, now: float
 ) -> Iterator[tuple[float, float, int]]:
     """The requests ``keys[low:high]`` of one interval, the best first, as (-score, deadline, number)."""
-    if interval < 0 or table.falls[interval]:
+    if table.falls(interval):
         for deadline, number in keys[low:high]:
             yield -table.within(interval, deadline - now), deadline, number
         return

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from symphony_serve.batching.orloj_histograms import Histogram
 
@@ -32,12 +32,6 @@ class ScoreTable:
     density: tuple[float, ...]
     #: The rate of the anticipated delay, per second.
     b: float
-    #: By interval: whether the score falls with the slack there, so that the earliest deadline is the best.
-    falls: tuple[bool, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        falls = tuple(rate <= self.b * start for start, rate in zip(self.carried, self.density, strict=True))
-        object.__setattr__(self, "falls", falls)
 
     @staticmethod
     def of(time: Histogram, b: float) -> ScoreTable:
@@ -58,6 +52,10 @@ class ScoreTable:
     def interval(self, slack: float) -> int:
         """The interval in which this slack lies; -1 below the first edge."""
         return bisect_right(self.edges, slack) - 1
+
+    def falls(self, interval: int) -> bool:
+        """Whether the score falls with the slack in the interval, so that the earliest deadline is the best."""
+        return interval < 0 or self.density[interval] <= self.b * self.carried[interval]
 
     def within(self, interval: int, slack: float) -> float:
         """The score with this slack, which is known to lie in ``interval``."""
