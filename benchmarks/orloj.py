@@ -36,7 +36,7 @@ from benchmarks.orloj_product import ProductProfile
 from benchmarks.orloj_profiles import VaryingProfile
 from benchmarks.orloj_worker import SIDES, Worker
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.messages import Request
 
@@ -152,7 +152,7 @@ def with_b(b: float) -> Make:
     """Orloj with this rate of the anticipated delay, per second."""
 
     class Rated(Orloj):
-        def _queue(self, times: Mapping[int, Largest]) -> Pending:
+        def _queue(self, times: Mapping[int, Histogram]) -> Pending:
             return Pending(times, b)
 
     return lambda case, load, profile: Worker(case, load, Rated([profile]))

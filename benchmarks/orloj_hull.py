@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Key, Pending
 from symphony_serve.batching.orloj_scores import ScoreTable
 
@@ -244,7 +244,7 @@ class _Place:
 class _SizeHull:
     """The requests that are feasible for one batch size, as points that move to new lines at their milestones."""
 
-    def __init__(self, time: Largest, b: float, base: float) -> None:
+    def __init__(self, time: Histogram, b: float, base: float) -> None:
         self.hull = Hull()
         self.places: dict[int, _Place] = {}
         self.base = base
@@ -314,7 +314,7 @@ def _line(table: ScoreTable, deadline: float, interval: int, base: float) -> tup
 class HullPending(Pending):
     """Keeps one hull for each batch size. Each is built anew when `RESET_AT` is reached or the times change."""
 
-    def __init__(self, times: Mapping[int, Largest], b: float) -> None:
+    def __init__(self, times: Mapping[int, Histogram], b: float) -> None:
         super().__init__(times, b)
         self._hulls: dict[int, _SizeHull] = {}
         #: The moment of the latest call that had one.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Pending, first_feasible
 
 
@@ -24,9 +24,9 @@ def saving(histogram: Histogram, slack: float, b: float) -> float:
     return total
 
 
-def score(time: Largest, slack: float, b: float) -> float:
+def score(time: Histogram, slack: float, b: float) -> float:
     """The score of a request with ``slack`` seconds to its deadline in a batch that takes ``time``."""
-    return saving(time.histogram, slack, b) / time.mean
+    return saving(time, slack, b) / time.mean
 
 
 class NaivePending(Pending):

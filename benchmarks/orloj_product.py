@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.orloj_profiles import VaryingProfile, cdf, joined
-from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 
 #: The positive half of the nodes and weights of 8-point Gauss-Legendre quadrature on [-1, 1] (Abramowitz and Stegun,
 #: table 25.4). It is exact for polynomials up to degree 15.
@@ -23,7 +23,7 @@ _GAUSS = (
 )
 
 
-def largest_of_each(histograms: Sequence[Histogram], powers: Sequence[float] | None = None) -> Largest:
+def largest_of_each(histograms: Sequence[Histogram], powers: Sequence[float] | None = None) -> Histogram:
     """The largest of independent times of several distributions: ``prod F_i(x)**powers[i]``; None: all powers are 1.
 
     Equation 4.8 says the same as a signed sum over all 2**k subsets of the batch, whose terms cancel. The product costs
@@ -40,12 +40,12 @@ def largest_of_each(histograms: Sequence[Histogram], powers: Sequence[float] | N
     for left, right in itertools.pairwise(found.edges):
         middle, half = (left + right) / 2, (right - left) / 2
         missing += half * math.fsum(w * (product(middle - half * x) + product(middle + half * x)) for x, w in _GAUSS)
-    return Largest(found, found.edges[-1] - missing)
+    return Histogram(found.edges, found.masses, found.edges[-1] - missing)
 
 
 class ProductProfile(VaryingProfile):
     """Each source takes k divided by the number of sources of the places of a batch of k."""
 
-    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Largest]:
+    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Histogram]:
         histograms, total = list(self.sources.values()), math.fsum(weights.values())
         return lambda size: largest_of_each(histograms, [size * weights[one] / total for one in self.sources])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from symphony_serve.batching.orloj_histograms import BINS, Histogram, Largest
+from symphony_serve.batching.orloj_histograms import BINS, Histogram
 from symphony_serve.errors import ServeError
 
 
@@ -63,7 +63,7 @@ class VaryingProfile:
     weights: Mapping[str, float] | None = None
     enough: bool = True
     #: size -> the time of a batch of this size.
-    times: Mapping[int, Largest] = field(init=False, repr=False, compare=False)
+    times: Mapping[int, Histogram] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -71,11 +71,10 @@ class VaryingProfile:
         weights = dict.fromkeys(self.sources, 1.0) if self.weights is None else self.weights
         if weights.keys() != self.sources.keys() or not all(0 < weight < math.inf for weight in weights.values()):
             raise ServeError(f"weights {dict(weights)}: give one above 0 for each of {', '.join(self.sources)}")
-        longest_of, times = self._longest(weights), dict[int, Largest]()
+        longest_of, times = self._longest(weights), dict[int, Histogram]()
         before = (0, 0.0)
         for size, (offset, scale) in self.batches.by_size.items():
-            longest = longest_of(size)
-            times[size] = Largest(longest.histogram.mapped(offset, scale), offset + scale * longest.mean)
+            times[size] = longest_of(size).mapped(offset, scale)
             if times[size].mean < before[1] * (1 - 1e-9):
                 raise ServeError(
                     f"a batch of {size} is expected to take {times[size].mean} s and one of {before[0]} takes "
@@ -84,7 +83,7 @@ class VaryingProfile:
             before = (size, times[size].mean)
         object.__setattr__(self, "times", times)
 
-    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Largest]:
+    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Histogram]:
         """What says the longest time alone in a batch of a size."""
         return partial(largest, mixture(list(self.sources.values()), [weights[one] for one in self.sources]))
 
@@ -165,7 +164,7 @@ def joined(histograms: Sequence[Histogram], join: Callable[[Sequence[float]], fl
     return Histogram(tuple(edges), _steps(below))
 
 
-def largest(histogram: Histogram, k: int) -> Largest:
+def largest(histogram: Histogram, k: int) -> Histogram:
     """The largest of k independent times of one distribution: ``F(x)**k`` (equation 4.6)."""
     below = below_edges(histogram)
     missing = 0.0
@@ -177,7 +176,7 @@ def largest(histogram: Histogram, k: int) -> Largest:
         else:
             missing += (right - left) * ((low + high) / 2) ** k
     powers = [value**k for value in below]
-    return Largest(Histogram(histogram.edges, _steps(powers)), histogram.edges[-1] - missing)
+    return Histogram(histogram.edges, _steps(powers), histogram.edges[-1] - missing)
 
 
 def _steps(below: Sequence[float]) -> tuple[float, ...]:

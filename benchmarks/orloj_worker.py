@@ -20,7 +20,7 @@ from benchmarks.serve_twin import Outcome
 from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Pending, first_feasible
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -53,7 +53,7 @@ class EdfPending(Pending):
 class Edf(Orloj):
     """Orloj with the earliest deadlines."""
 
-    def _queue(self, times: Mapping[int, Largest]) -> Pending:
+    def _queue(self, times: Mapping[int, Histogram]) -> Pending:
         return EdfPending(times, ANTICIPATED_DELAY_RATE)
 
 

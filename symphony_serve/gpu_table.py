@@ -91,7 +91,7 @@ class GpuTable:
         """The GPU holds these models from now on."""
         gpu.models = models
         self.pools.setdefault(models, _Pool())
-        self._set_free(gpu, gpu.free)
+        self.set_free(gpu, gpu.free)
         self._clear()
 
     def drop(self, gpu: int) -> list[Dispatch]:
@@ -137,11 +137,7 @@ class GpuTable:
         patience = max(PATIENCE * max(dispatch.seconds, dispatch.longest), self._least_patience)
         heapq.heappush(self._watch, (dispatch.start + patience, gpu.id, gpu.token, dispatch.plan))
         gpu.ends = dispatch.start + dispatch.seconds
-        self._set_free(gpu, gpu.ends - dispatch.overlap)
-
-    def spare(self, gpu: Gpu, free: float) -> None:
-        """The GPU gets no batch before ``free``."""
-        self._set_free(gpu, free)
+        self.set_free(gpu, gpu.ends - dispatch.overlap)
 
     def close(self, gpu: Gpu) -> None:
         """The GPU gets no batch any more."""
@@ -163,7 +159,7 @@ class GpuTable:
             free = ends - waiting.overlap
         record.ends = ends
         if full or free != record.free:
-            self._set_free(record, free)
+            self.set_free(record, free)
         return over
 
     def passed(self, gpu: int, token: int, plan: int, now: float) -> None:
@@ -175,7 +171,7 @@ class GpuTable:
         if record is not None and record.token == token and record.sent and record.sent[-1].plan == plan:
             record.ends = min(record.ends, now + record.sent[-1].overlap)
             if record.free > now:
-                self._set_free(record, now)
+                self.set_free(record, now)
 
     def suspects(self, now: float) -> list[Gpu]:
         """GPUs that should have answered long ago."""
@@ -197,7 +193,8 @@ class GpuTable:
         """When `suspects` is to be called next."""
         return self._watch[0][0] if self._watch else math.inf
 
-    def _set_free(self, gpu: Gpu, free: float) -> None:
+    def set_free(self, gpu: Gpu, free: float) -> None:
+        """The GPU gets no batch before ``free``."""
         gpu.free = free
         gpu.stamp = next(self._stamps)
         gpu.idle = False

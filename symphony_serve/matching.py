@@ -134,23 +134,23 @@ class Matching:
             if ready is not None:
                 model, offer, gpu = ready
                 if self._lets(gpu, offer):
-                    return self._grant(model, gpu)
+                    return self._withdrawn(Grant(model, gpu))
                 continue
             timer = self._first(self._timers)
             if timer is not None and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)
                 model, offer = timer
                 if offer.latest < offer.earliest:
-                    return self._expire(model)
+                    return self._withdrawn(Expired(model))
                 first = self._gpu(model, now)
                 if first is not None and self._lets(first, offer):
-                    return self._grant(model, first)
+                    return self._withdrawn(Grant(model, first))
                 self._push_ready(model, offer, self._models[model])
                 continue
             for heap in self._ready.values():
                 late = self._first(heap)
                 if late is not None and late[1].latest <= now:
-                    return self._expire(late[0])
+                    return self._withdrawn(Expired(late[0]))
             return None
 
     def next_wake(self, now: float) -> float:
@@ -201,23 +201,17 @@ class Matching:
         """
         behind = gpu.ends - offer.overlap
         if behind > max(gpu.free, offer.latest):
-            self.gpus.spare(gpu, behind)
+            self.gpus.set_free(gpu, behind)
             return False
         return True
 
-    def _grant(self, model: str, gpu: Gpu) -> Grant:
-        self._withdraw(model)
-        return Grant(model, gpu)
-
-    def _expire(self, model: str) -> Expired:
-        self._withdraw(model)
-        return Expired(model)
-
-    def _withdraw(self, model: str) -> None:
-        standing = self._models[model]
+    def _withdrawn(self, due: Grant | Expired) -> Grant | Expired:
+        """The same; the model has no offer any more."""
+        standing = self._models[due.model]
         standing.offer = None
         standing.stamp += 1
         standing.ready = False
+        return due
 
 
 def _serves_least(gpu: Gpu) -> tuple[float, int]:

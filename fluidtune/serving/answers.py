@@ -1,7 +1,7 @@
 """What the front says over HTTP when it is not an output: a status, a code for programs, and a text for people.
 
-Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` and `inference` are the tables of
-paths and methods, `wire` that of the codes.
+Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` knows the paths and methods, `wire`
+has the table of the codes.
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
-#: can answer, and Prometheus' name for what it scrapes.
-LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
-#: Where the OpenAPI document is. Source: the name that FastAPI has made usual.
-DOCUMENT = "/openapi.json"
-#: The paths at which no trial and no model answers by its name.
-_OWN = ("/", LIVE, READY, METRICS, DOCUMENT)
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
-#: The paths of the Open Inference Protocol.
-_PROTOCOL = re.compile(
-    r"/v2(?:/health/(?P<health>live|ready)"
-    r"|/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<what>ready|infer))?)?/?"
-)
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+#: What is asked for -> its paths. The last one is whatever is none of the others. Source: Kubernetes' names for whether
+#: a process lives, and whether it can answer; Prometheus' name for what it scrapes; the name of the OpenAPI document
+#: that FastAPI has made usual; the paths of the Open Inference Protocol.
+_PATHS = {
+    "about": re.compile("/"),
+    "live": re.compile("/healthz|/v2/health/live/?"),
+    "ready": re.compile("/readyz|/v2/health/ready/?"),
+    "metrics": re.compile("/metrics"),
+    "document": re.compile(r"/openapi\.json"),
+    "server": re.compile("/v2/?"),
+    "model": re.compile(f"{_MODEL}/?"),
+    "model_ready": re.compile(f"{_MODEL}/ready/?"),
+    "infer": re.compile(f"{_MODEL}/infer/?"),
+    "ask": re.compile("/*(?P<model>.*?)/*", re.DOTALL),
+}
 
 
 @dataclass(frozen=True)
 class Route:
-    """What a path under /v2 asks for: "server", "live", "ready", or of a model "model", "model_ready", "infer"."""
+    """What a method and a path ask for: "about" the service, to "ask" a model for an input, or another key of `_PATHS`.
+
+    model, version: "" if the path names none.
+    """
 
     what: str
     model: str = ""
-    #: "": the path names none.
     version: str = ""
 
 
@@ -85,46 +91,32 @@ def in_protocol(path: str) -> bool:
 
 def is_taken(name: str) -> bool:
     """Whether the service itself answers at the path of this name, so that no model can."""
-    return f"/{name}" in _OWN or in_protocol(f"/{name}")
+    return _asked(f"/{name}")[0] != "ask"
 
 
-def route(method: str, path: str, trials: Sequence[str]) -> str:
-    """What is asked for: a path of this module, "/", or the name of a trial. Raises `Said` for what there is not."""
-    name = path.strip("/")
-    if path in _OWN:
-        allowed: tuple[str, ...] = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
-        asked = trials[0] if path == "/" and method == "POST" else path
-    elif name in trials:
-        allowed, asked = ("POST",), name
-    else:
-        raise Said(404, "not_found", f"no trial {name!r} is served; there are {', '.join(trials)}")
+def _asked(path: str) -> tuple[str, dict[str, str]]:
+    """The key of `_PATHS`, and the model and the version that the path names."""
+    found = ((what, pattern.fullmatch(path)) for what, pattern in _PATHS.items())
+    return next((what, match.groupdict("")) for what, match in found if match is not None)
+
+
+def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
+    """Raises `Said` for what there is not. versions: of each model, the first one being that of ``POST /``."""
+    what, named = _asked(path)
+    if (method, what) == ("POST", "about"):
+        return Route("ask", next(iter(versions)))
+    asked = Route(what, **named)
+    if "model" in named and asked.model not in versions:
+        raise Said(404, "not_found", f"no model {asked.model!r} is served; there are {', '.join(versions)}")
+    if asked.version and asked.version not in versions[asked.model]:
+        there = ", ".join(versions[asked.model])
+        raise Said(404, "not_found", f"model {asked.model!r} has no version {asked.version!r}; there are {there}")
+    allowed = ["POST"] if what in ("ask", "infer") else ["GET", "HEAD"]
     if method not in allowed:
-        raise not_served(method, path, "POST an input, or GET /", allowed)
+        allowed += ["POST"] if what == "about" else []
+        said = f"{method} {path} is not served; send {' or '.join(allowed)}"
+        raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
     return asked
-
-
-def inference(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
-    """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not. versions: by model."""
-    found = _PROTOCOL.fullmatch(path)
-    if found is None:
-        raise Said(404, "not_found", f"there is no {path}; GET /v2 or /v2/models/MODEL")
-    what, model, version = found["what"] or "", found["model"] or "", found["version"] or ""
-    if model and model not in versions:
-        raise Said(404, "not_found", f"no model {model!r} is served; there are {', '.join(versions)}")
-    if version and version not in versions[model]:
-        there = ", ".join(versions[model])
-        raise Said(404, "not_found", f"model {model!r} has no version {version!r}; there are {there}")
-    allowed = ("POST",) if what == "infer" else ("GET", "HEAD")
-    if method not in allowed:
-        raise not_served(method, path, f"send {allowed[0]}", allowed)
-    if not model:
-        return Route(found["health"] or "server")
-    return Route({"": "model", "ready": "model_ready", "infer": "infer"}[what], model, version)
-
-
-def not_served(method: str, path: str, instead: str, allowed: Sequence[str]) -> Said:
-    said = f"{method} {path} is not served; {instead}"
-    return Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -6,8 +6,10 @@ seconds, all rates requests per second.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -86,17 +88,14 @@ def devices_for(models: Sequence[Model], rate: float) -> tuple[int, float]:
     if not LEAST_RATE <= rate <= MOST:
         raise FluidTuneError(f"rate is {rate}, expected requests per second above 0 ({LEAST_RATE:g} to {MOST:g})")
     low, high = 0, max(1, round(gpus_for((one.profile, one.budget, rate / len(models)) for one in models)))
-    found: dict[int, float] = {}
-    while high <= MOST_DEVICES and found.setdefault(high, bad_rate(models, high, rate)) > BAD_RATE:
+    bad = cache(lambda devices: bad_rate(models, devices, rate))
+    while high <= MOST_DEVICES and bad(high) > BAD_RATE:
         low, high = high, 2 * high
     if high > MOST_DEVICES:
         said = f"{low} devices do not bear" if low else f"about {high} devices are needed for"
         raise FluidTuneError(f"{said} {rate:g} requests/s; ask about a smaller rate")
-    while high - low > 1:
-        middle = (low + high) // 2
-        found[middle] = bad_rate(models, middle, rate)
-        low, high = (middle, high) if found[middle] > BAD_RATE else (low, middle)
-    return high, found[high]
+    least = low + 1 + bisect_left(range(low + 1, high), True, key=lambda devices: bad(devices) <= BAD_RATE)
+    return least, bad(least)
 
 
 def bad_rate(models: Sequence[Model], devices: int, rate: float) -> float:

@@ -7,12 +7,11 @@ each request is refused. All times are seconds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import time
 import uuid
-from asyncio import FIRST_COMPLETED
+from asyncio import FIRST_COMPLETED, FIRST_EXCEPTION
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,18 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fluidtune.serving.answers import (
-    LIVE,
-    METRICS,
-    READY,
-    Route,
-    Said,
-    as_json,
-    in_protocol,
-    inference,
-    refused,
-    route,
-)
+from fluidtune.serving.answers import Route, Said, as_json, in_protocol, refused, route
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import MOST_TENSORS, Holding
 from fluidtune.serving.lifetime import Lifetime
@@ -88,14 +76,14 @@ class Front:
     async def _respond(self, request: Request, arrival: float, number: str) -> Response:
         """Raises `Said`."""
         path = request.scope["path"]
-        asked = inference(request.method, path, self._versions()) if in_protocol(path) else None
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
             raise Said(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
-        name = asked.model if asked is not None else route(request.method, path, self._names)
+        asked = route(request.method, path, self._versions())
         if request.method != "POST":
-            return self._shown(name, asked)
-        slo, intake, tensors = self._setting.slo_of(name), self._life.intake, asked is not None
-        key = self._key(name, asked, number)
+            return self._shown(asked)
+        name, tensors = asked.model, asked.what == "infer"
+        slo, intake = self._setting.slo_of(name), self._life.intake
+        key = self._key(asked, number)
         holding = Holding(arrival + slo)
         try:
             holding.until = arrival + timeout_s(request.headers.get(TIMEOUT), slo)
@@ -110,7 +98,7 @@ class Front:
                 if batch.timeout_s is not None:
                     holding.until = min(holding.until, time.monotonic() + batch.timeout_s)
                 intake.hold_inputs(holding, len(batch.inputs))
-                key = self._key(name, asked, number)  # It may be another one by now. All have one form of inputs.
+                key = self._key(asked, number)  # It may be another one by now. All have one form of inputs.
                 writes, _ = self._interface(key, tensors)
                 writes.check_outputs(batch.outputs)
                 outcomes = await self._ask(server, request, key, batch.inputs, holding.until)
@@ -136,30 +124,29 @@ class Front:
         """The answer to a request that is refused, or that is none."""
         if not isinstance(error, Refused):
             return Said(400, "bad_input", str(error))
-        server, devices = self._life.server, self._life.devices
+        server, placed = self._life.server, self._life.placed
         if error.reason in MAY_HAVE_RUN | {Reason.CLOSED}:
-            devices = None
-        if devices is not None and (comes_in := devices.comes_in(key)) is not None:
+            placed = None
+        if placed is not None and (comes_in := placed.comes_in(key)) is not None:
             return refused("loading", f"model {key} is not in memory; to load it takes {comes_in:.1f} s", comes_in)
         there = server is not None and key in self._life.rollouts.answering
         retry_s = server.wait(key) if there else self._setting.slo  # type: ignore[union-attr]
         return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
-    def _key(self, name: str, asked: Route | None, number: str) -> str:
+    def _key(self, asked: Route, number: str) -> str:
         """Of the model and version that answer the request with this id.
 
         Raises `Said` if there is no version any more that it names.
         """
         service, server = self._life.rollouts.service, self._life.server
-        version = asked.version if asked is not None else ""
-        if name != self._names[0]:
-            return name
-        if not version:
+        if asked.model != self._names[0]:
+            return asked.model
+        if not asked.version:
             able = service.phase != "canary" or server.able_for(service.known[1].key)  # type: ignore[union-attr]
             return service.drawn(number, able).key
-        if version not in service.answering:
-            raise Said(404, "not_found", f"version {version} of {name} is not there any more")
-        return service.answering[version].key
+        if asked.version not in service.answering:
+            raise Said(404, "not_found", f"version {asked.version} of {asked.model} is not there any more")
+        return service.answering[asked.version].key
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """Of each model, the versions that a request may name."""
@@ -205,34 +192,28 @@ class Front:
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
-        if self._life.devices is not None:
-            self._life.devices.asks(name, len(values))
+        if self._life.placed is not None:
+            self._life.placed.asks(name, len(values))
         answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
+        asked: asyncio.Future[Any] = gone
         try:
             if len(values) == 1:
                 answers.append(server.ask(name, values[0], until - time.monotonic(), source))
+                asked = answers[0]
             else:
-                asking = self._ask_many(server, name, values, until, source, answers, gone)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asking, until - time.monotonic())
-            left: set[asyncio.Future[Any]] = set(answers)
-            while left and not gone.done() and (wait_s := until - time.monotonic()) > 0:
-                done, left = await asyncio.wait({*left, gone}, timeout=wait_s, return_when=FIRST_COMPLETED)
-                left -= {gone}
-                if any(_refusal(one) for one in done - {gone}):
-                    break
-            told = [one for one in answers if one.done()]
+                asked = asyncio.ensure_future(self._ask_many(server, name, values, until, source, answers))
+            await asyncio.wait({asked, gone}, timeout=until - time.monotonic(), return_when=FIRST_COMPLETED)
+            if asked.done():
+                return _outcomes(answers, 1) if len(values) == 1 else asked.result()
+            if gone.done() and not gone.cancelled():
+                self._life.books.count(name, "cancelled", len(values))
+                raise Said(400, "disconnected", "the client has gone")
+            raise Refused(name, _too_late(answers, len(values)))
         finally:
             gone.cancel()
+            asked.cancel()
             await self._cancel(answers)
-        why = next(filter(None, map(_refusal, told)), None)
-        if why is None and len(told) == len(values):
-            return [_outcome(one) for one in told]
-        if why is None and gone.done() and not gone.cancelled():
-            self._life.books.count(name, "cancelled", len(values))
-            raise Said(400, "disconnected", "the client has gone")
-        raise why or Refused(name, _too_late(answers, len(values)))
 
     async def _ask_many(
         self,
@@ -242,9 +223,8 @@ class Front:
         until: float,
         source: str,
         answers: list[Answer],
-        gone: asyncio.Future[Any],
-    ) -> None:
-        """Ask for several inputs, as long as they can be answered and the client is there. Raises Refused.
+    ) -> list[tuple[int, str]]:
+        """As `_ask`, for several inputs, as long as they can be answered. Raises Refused.
 
         answers: get an answer for each that was asked for.
         """
@@ -254,9 +234,13 @@ class Front:
                 within = until - time.monotonic()
                 if not at and (why := server.hopeless(name, within, len(values))) is not None:
                     raise Refused(name, why)
-                if within <= 0 or gone.done() or any(map(_refusal, answers)):
-                    return
+                if within <= 0:
+                    raise Refused(name, _too_late(answers, len(values)))
+                if any(one.done() and one.exception() for one in answers):
+                    break
                 answers += [server.ask(name, value, until - time.monotonic(), source) for value in some]
+        await asyncio.wait(answers, return_when=FIRST_EXCEPTION)
+        return _outcomes(answers, len(values))
 
     async def _cancel(self, answers: Sequence[Answer]) -> None:
         """Nobody wants those that are not there yet: take them out of their queues, in pieces as in `_ask_many`."""
@@ -283,16 +267,15 @@ class Front:
 
     def _check_loaded(self, name: str) -> None:
         """Raises `Said` for one of several models that no device could load."""
-        if self._life.devices is not None and (why := self._life.devices.unavailable.get(name)):
+        if self._life.placed is not None and (why := self._life.placed.unavailable.get(name)):
             raise refused("no_model_process", f"model {name} is not loaded: {why}")
 
-    def _check_ready(self, asked: Route | None) -> None:
-        """Raises `Said` if no model process can answer now. asked: about a model, and maybe a version of it."""
-        server, service = self._check_there(), self._life.rollouts.service
-        model, version = (asked.model, asked.version) if asked is not None else ("", "")
+    def _check_ready(self, asked: Route) -> None:
+        """Raises `Said` if no model process can answer now. asked: maybe about a model, and a version of it."""
+        server, service, model = self._check_there(), self._life.rollouts.service, asked.model
         self._check_loaded(model)
-        key = service.answering.get(version, service.serving).key if model == self._names[0] else model
-        comes_when_asked = model and self._life.devices is not None and self._life.devices.comes(model)
+        key = service.answering.get(asked.version, service.serving).key if model == self._names[0] else model
+        comes_when_asked = model and self._life.placed is not None and self._life.placed.comes(model)
         if not comes_when_asked and not self._life.able(server, key):
             raise refused("no_model_process", "no model process answers")
 
@@ -302,20 +285,20 @@ class Front:
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
             self._life.books.count(name, became if said.status == 503 else "bad", times, hurried)
 
-    def _shown(self, name: str, asked: Route | None) -> Response:
+    def _shown(self, asked: Route) -> Response:
         """What needs no model: a state, a description, or counts. Raises `Said`."""
-        what = asked.what if asked is not None else name
-        if what in (READY, "ready", "model_ready"):
+        what, name = asked.what, asked.model
+        if what in ("ready", "model_ready"):
             self._check_ready(asked)
-        if what in (LIVE, READY, "live", "ready"):
-            return as_json(200, {"live" if what in (LIVE, "live") else "ready": True, "state": self._life.doing})
+        if what in ("live", "ready"):
+            return as_json(200, {what: True, "state": self._life.doing})
         if what == "model_ready":
             return as_json(200, {"name": name, "ready": True, "state": self._life.doing})
-        if what == METRICS:
+        if what == "metrics":
             return Response(exposition(self._life.books), media_type=CONTENT_TYPE_LATEST)
         if what == "server":
             return as_json(200, server_metadata())
-        if what == "/":
+        if what == "about":
             versions = self._versions()
             trials = [
                 {"trial": one.name, "value": one.value, "versions": versions[one.name], **self._life.own_slo(one.name)}
@@ -325,15 +308,14 @@ class Front:
         if not self._life.document:
             raise refused(self._life.state, f"the models are not there yet: {self._life.doing}")
         if what == "model":
-            assert asked is not None
-            about = self._life.rollouts.answering[self._key(name, asked, "")]
+            about = self._life.rollouts.answering[self._key(asked, "")]
             return as_json(200, about.interface.metadata(name, self._versions()[name]))
         return Response(self._life.document, media_type="application/json")
 
     def _check_token(self, request: Request) -> None:
         """Raises `Said` for a request without the service's token. Probes need none."""
         token = self._setting.token
-        if token is None or request.scope["path"] in (LIVE, READY, "/v2/health/live", "/v2/health/ready"):
+        if token is None or request.scope["path"] in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"):
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
@@ -341,21 +323,17 @@ class Front:
             raise Said(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _outcome(answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
-    """The status and the text of an answer that is there."""
-    error = answer.exception()
-    return answer.result() if error is None else _failed(error)
+def _outcomes(answers: Sequence[Answer], count: int) -> list[tuple[int, str]]:
+    """The status and the text of ``count`` answers: all are there, or one has an error. Raises Refused."""
+    error = next((one.exception() for one in answers if one.done() and one.exception()), None)
+    if isinstance(error, Refused):
+        raise error
+    return [one.result() for one in answers] if error is None else [_failed(error)] * count
 
 
 def _failed(error: BaseException) -> tuple[int, str]:
     """What Ray hands on of an error has its traceback behind it."""
     return failed(ServeError(said_of(error)))
-
-
-def _refusal(answer: asyncio.Future[Any]) -> Refused | None:
-    """Why it was refused, if it was."""
-    error = answer.exception() if answer.done() and not answer.cancelled() else None
-    return error if isinstance(error, Refused) else None
 
 
 def _too_late(answers: Sequence[Answer], count: int) -> Reason:

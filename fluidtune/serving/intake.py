@@ -166,14 +166,20 @@ class Intake:
             self._hold(holding, int(length))
 
     async def _gather(self, request: Request, most: int, holding: Holding) -> bytes:
-        body = bytearray()
-        async for chunk in _waited_for(request, holding):
-            body += chunk
+        """The body. What the client lets each part of it be waited for is added to ``holding``."""
+        body, parts = bytearray(), request.stream()
+        while True:
+            began = time.monotonic()
+            try:
+                body += await anext(parts)
+            except StopAsyncIteration:
+                return bytes(body)
+            finally:
+                holding.waited += max(0.0, time.monotonic() - began - TURN_S)
             if len(body) > most:
                 raise _too_large(most)
             if len(body) > max(LARGE, holding.bytes):
                 self._hold(holding, len(body))
-        return bytes(body)
 
     def _hold(self, holding: Holding, size: int) -> None:
         self.bytes += size - holding.bytes
@@ -192,20 +198,6 @@ async def _beside(thread: ThreadPoolExecutor, do: Callable[[], T], holding: Hold
 
     holding.job = asyncio.get_running_loop().run_in_executor(thread, in_time)
     return await asyncio.wait_for(asyncio.shield(holding.job), holding.until - time.monotonic())
-
-
-async def _waited_for(request: Request, holding: Holding) -> AsyncIterator[bytes]:
-    """The parts of the body. What the client lets each be waited for is added to ``holding``."""
-    parts = request.stream()
-    while True:
-        began = time.monotonic()
-        try:
-            part = await anext(parts)
-        except StopAsyncIteration:
-            return
-        finally:
-            holding.waited += max(0.0, time.monotonic() - began - TURN_S)
-        yield part
 
 
 def _too_large(most: int) -> Said:

@@ -35,7 +35,6 @@ from fluidtune.serving.process import Process
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.service_devices import Devices, OwnDevices
 from fluidtune.serving.setting import Setting
-from fluidtune.serving.stage_group import StageGroup
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, are_kept, demand
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import ServeError
@@ -91,6 +90,11 @@ class Lifetime:
         if self._setting.placing is None:
             key = key or self.rollouts.service.serving.key
         return server.able_for(key) if key else bool(server.able)
+
+    @property
+    def placed(self) -> PlacedDevices | None:
+        """What it runs on, if each device has some of several models."""
+        return self.devices if isinstance(self.devices, PlacedDevices) else None
 
     def own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
@@ -148,7 +152,7 @@ class Lifetime:
             "model": self._names[0],
             "phase": self.rollouts.service.phase,
             "stages": self.rollouts.stages(),
-            "placement": self.devices.placement() if self.devices is not None else None,
+            "placement": self.placed.placement() if self.placed is not None else None,
             "trials": [*self.rollouts.status(self._figures), *others],
         }
 
@@ -289,7 +293,7 @@ class Lifetime:
 
         def make(loading: Loading, changed: Callable[[], None]) -> Process:
             given = number, loading, setting.resources, group, self._log.write, changed, self._forks
-            return Process(*given) if stages == 1 else StageGroup(stages, setting.room, *given)
+            return Process(*given, stages, setting.room)
 
         # The server keeps to the profile, which has at most twice as many batches in the stages.
         return Device(make, 1 if stages == 1 else 2 * stages)

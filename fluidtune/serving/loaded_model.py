@@ -17,7 +17,7 @@ import numpy as np
 
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.errors import BadInput
-from fluidtune.serving.model_layers import has_tensors, tensor_type
+from fluidtune.serving.model_layers import has_tensors, mapped, tensor_type
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form, is_array
 
@@ -68,7 +68,7 @@ class LoadedModel:
         self._whole = not isinstance(given, list | tuple)
         like = given if self._whole else rows[0]
         self._like = like if has_tensors(like) else None
-        inputs = [_in_numpy(row) for row in rows]
+        inputs = mapped(rows, is_array, array_of)
         self.form = Form.of(inputs)
         try:
             outputs = outputs_of(name, model, self.batch([Packed.of(one) for one in inputs]), len(inputs))
@@ -183,15 +183,6 @@ def _rows(samples: Any) -> list[Any] | None:
         alike = columns and None not in columns and len(set(map(len, columns))) == 1  # type: ignore[arg-type]
         return [dict(zip(samples, row, strict=True)) for row in zip(*columns, strict=True)] if alike else None  # type: ignore[arg-type]
     return list(samples) if is_array(samples) and samples.ndim else None
-
-
-def _in_numpy(value: Any) -> Any:
-    """A sample with its arrays and tensors as arrays of NumPy."""
-    if isinstance(value, dict):
-        return {key: _in_numpy(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_in_numpy(one) for one in value]
-    return array_of(value) if is_array(value) else value
 
 
 def _in_tensors(value: Any, like: Any) -> Any:

@@ -115,7 +115,7 @@ def as_function(model: Any) -> Any:
 
 def carried(value: Any) -> Any:
     """What goes to another process: tensors on the CPU."""
-    return _mapped(value, tensor_type(), lambda tensor: tensor.cpu())
+    return mapped(value, _is_tensor, lambda tensor: tensor.cpu())
 
 
 def writable(value: Any) -> Any:
@@ -129,7 +129,7 @@ def writable(value: Any) -> Any:
         return array if array.flags.writeable else copies.setdefault(id(array), array.copy())
 
     numpy = sys.modules.get("numpy")
-    return value if numpy is None else _mapped(value, numpy.ndarray, own)
+    return value if numpy is None else mapped(value, lambda one: isinstance(one, numpy.ndarray), own)
 
 
 def has_tensors(value: Any) -> bool:
@@ -162,7 +162,7 @@ def _ran(function: Callable[[Any], Any], value: Any) -> Any:
         return function(value)
     first = next(function.parameters(), None) if isinstance(function, torch.nn.Module) else None
     if first is not None:
-        value = _mapped(value, torch.Tensor, lambda tensor: tensor.to(first.device))
+        value = mapped(value, _is_tensor, lambda tensor: tensor.to(first.device))
     with torch.inference_mode():
         return function(value)
 
@@ -173,15 +173,19 @@ def _wait() -> None:
         each.synchronize()
 
 
-def _mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with each of this kind in it changed, also in tuples, lists and dictionaries."""
-    if isinstance(value, kind):
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tensor_type())
+
+
+def mapped(value: Any, is_one: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """The value with each one in it changed, also in tuples, lists and dictionaries."""
+    if is_one(value):
         return change(value)
     if isinstance(value, tuple | list):
-        inner = [_mapped(one, kind, change) for one in value]
+        inner = [mapped(one, is_one, change) for one in value]
         return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
     if isinstance(value, dict):
-        return {key: _mapped(one, kind, change) for key, one in value.items()}
+        return {key: mapped(one, is_one, change) for key, one in value.items()}
     return value
 
 

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.terminal_text import cell
 from fluidtune.serving.capacity import kept_profiles
-from fluidtune.serving.model_tables import LEAST_RATE, NamedTables, known, number_of, numbers_of, table_of
+from fluidtune.serving.model_tables import ModelTable, checked, model_tables, numbers_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, drawn
 from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
@@ -32,93 +30,37 @@ if TYPE_CHECKING:
 #: The part of the requests that `--find` makes answered in time.
 ATTAINMENT = 0.99
 ADVICE = "`fluidtune serve start --models` places models by the same search, from times that it measures; it cuts none."
-#: The largest CV of the gaps. Judgement: at it, all but a few of the requests that are drawn come at once. (Those of
-#: AlpaServe's figures end at 8.) At a thousand times more none may come, however many gaps are drawn.
-MOST_CV = 100.0
-#: The keys of a model in the file, and those of the tables in it.
-KEYS = (
-    "name", "run", "trial", "checkpoint", "load", "seconds", "bytes", "layers", "hop", "delay", "slo", "rate", "cv",
-    "trace", "weight",
-)  # fmt: skip
-LAYERS = ("seconds", "bytes")
-#: Key -> the keys of which one must be there for it to mean anything.
-BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds", "checkpoint"), "hop": ("layers",), "cv": ("rate",)}
 
 
-class ModelTables:
-    """What tables of models that stand on whole GPUs say. Raises FluidTuneError for wrong keys."""
-
-    def __init__(self, file: NamedTables):
-        self.file = file
-        for name, table in file:
-            self._check_keys(name, table)
-
-    def rate(self, name: str, table: Mapping[str, Any]) -> tuple[float, float]:
-        """The mean rate in requests per second, and the CV of the gaps, as given or of the trace."""
-        where = self.file.where(name)
-        if ("rate" in table) == ("trace" in table):
-            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
-            raise FluidTuneError(f"{where} has {said}; give one of them")
-        if "rate" in table:
-            cv = number_of(table, "cv", where, 1.0, least=0.0, most=MOST_CV)
-            return number_of(table, "rate", where, low=LEAST_RATE), cv
-        gaps = np.diff(self._trace(table), prepend=0.0)
-        return 1 / float(gaps.mean()), min(float(gaps.std() / gaps.mean()), MOST_CV)
-
-    def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
-        where = self.file.where(name)
-        known(table, KEYS, where)
-        for key, others in BELONGS_TO.items():
-            if key in table and not any(one in table for one in others):
-                raise FluidTuneError(f"{where} has `{key}` without `{'` or `'.join(others)}`")
-
-    def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
-        """Arrival times in seconds, one a line."""
-        path = self.file.directory / str(table["trace"])
-        where = f"{self.file.where(table['name'])}: the trace {str(path)!r}"
-        try:
-            words = path.read_text().split()
-            times = np.array([float(one) for one in words])
-        except OSError as error:
-            raise FluidTuneError(f"{where} cannot be read: {error.strerror}")
-        except ValueError as error:
-            raise FluidTuneError(f"{where} has a line that is no number of seconds: {error}")
-        if not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
-            raise FluidTuneError(f"{where} is no list of ascending seconds from 0 on, one a line")
-        if not times[-1]:
-            raise FluidTuneError(f"{where} has no request after 0 s, so it has no rate; give a longer one")
-        return times
-
-
-class ModelsFile(ModelTables):
+class ModelsFile:
     """The models of a TOML file, and their requests, which keep `busy` GPUs busy. memory: of a GPU; None: not known."""
 
-    def __init__(self, file: NamedTables, memory: float | None):
-        super().__init__(file)
-        self._memory = memory
-        self.models = [self._model(name, table) for name, table in file]
+    def __init__(self, path: str, memory: float | None):
+        self._path, self._memory, self._tables = path, memory, model_tables(path)
+        self.models = list(map(self._model, self._tables))
         self.requests = self._requests()
 
-    def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
-        where = self.file.where(name)
-        slo, weight = number_of(table, "slo", where), number_of(table, "weight", where, 1.0)
-        delay, hop = number_of(table, "delay", where, 0.0, least=0.0), number_of(table, "hop", where, 0.0, least=0.0)
+    def _model(self, table: ModelTable) -> ServedModel:
+        slo, weight, where = table.number("slo"), table.number("weight", 1.0), table.where
+        delay, hop = table.number("delay", 0.0, least=0.0), table.number("hop", 0.0, least=0.0)
         try:
             cuts: dict[Shape, Cut] = {}
             if "layers" in table:
-                layers = table_of(table, "layers", LAYERS, where)
+                layers = table.layers
                 seconds = numbers_of(layers, "seconds", f"{where}: layers")
                 cuts = cuts_of_layers(seconds, self._bytes(layers, where, [0.0] * len(seconds)), hop)
             if "run" in table or "seconds" in table:
-                seconds, delay = self._alone(table, where, delay)
-                size = sum(self._bytes(table, where, [0.0 if Shape(1, 1) not in cuts else cuts[Shape(1, 1)].bytes]))
+                seconds, delay = self._alone(table, delay)
+                size = sum(
+                    self._bytes(table.table, where, [0.0 if Shape(1, 1) not in cuts else cuts[Shape(1, 1)].bytes])
+                )
                 cuts[Shape(1, 1)] = Cut(tuple(seconds), size)
             if not cuts:
                 raise FluidTuneError(f"{where} has no times; give `run`, `seconds` or `layers`")
             slowed = {shape: cut.slowed() for shape, cut in cuts.items()}
         except ServeError as error:
             raise FluidTuneError(f"{where}: {error}")
-        return ServedModel(name, slowed, slo, weight, delay)
+        return ServedModel(table.name, slowed, slo, weight, delay)
 
     def _bytes(self, table: Mapping[str, Any], where: str, without: list[float]) -> list[float]:
         """The bytes in ``table``, or ``without`` if it has none and they are not needed or known from the layers."""
@@ -128,33 +70,34 @@ class ModelsFile(ModelTables):
             return without
         if isinstance(table["bytes"], list):
             return numbers_of(table, "bytes", where, least=0.0)
-        return [number_of(table, "bytes", where, least=0.0)]
+        return [checked(table["bytes"], "bytes", where, least=0.0)]
 
-    def _alone(self, table: Mapping[str, Any], where: str, delay: float) -> tuple[list[float], float]:
+    def _alone(self, table: ModelTable, delay: float) -> tuple[list[float], float]:
         """The seconds of a batch of 1 on one GPU, and of the delay that was measured with it."""
         if "run" not in table:
-            return [number_of(table, "seconds", where)], delay
+            return [table.number("seconds")], delay
         if "seconds" in table:
-            raise FluidTuneError(f"{where} has both `run` and `seconds`; give one of them")
-        profiles, delays = kept_profiles(str(self.file.directory / str(table["run"])))
-        trial = table.get("trial", next(iter(profiles)) if len(profiles) == 1 else None)
+            raise FluidTuneError(f"{table.where} has both `run` and `seconds`; give one of them")
+        profiles, delays = kept_profiles(str(table.path("run")))
+        trial = table.table.get("trial", next(iter(profiles)) if len(profiles) == 1 else None)
         if trial not in profiles:
-            raise FluidTuneError(f"{where} has the trial {trial!r}, expected `trial` of {', '.join(sorted(profiles))}")
+            there = ", ".join(sorted(profiles))
+            raise FluidTuneError(f"{table.where} has the trial {trial!r}, expected `trial` of {there}")
         if profiles[trial].parts is not None:
-            raise FluidTuneError(f"{where} has a `run` that was served in stages; give its `layers`")
+            raise FluidTuneError(f"{table.where} has a `run` that was served in stages; give its `layers`")
         return [profiles[trial].seconds(1)], max(delay, delays.get(trial, 0.0))
 
     def _requests(self) -> Requests:
-        rates, cvs = zip(*(self.rate(name, table) for name, table in self.file), strict=True)
+        rates, cvs = zip(*(table.rate() for table in self._tables), strict=True)
         self.busy = sum(rate * one.gpu_seconds for rate, one in zip(rates, self.models, strict=True))
         if self.busy > MOST_GPUS:
             raise FluidTuneError(
-                f"{self.file.path}: {sum(rates):g} requests/s keep at least {self.busy:.0f} GPUs busy, and no plan is "
+                f"{self._path}: {sum(rates):g} requests/s keep at least {self.busy:.0f} GPUs busy, and no plan is "
                 f"made for more than {MOST_GPUS}; ask about smaller rates"
             )
         found = drawn(rates, cvs, SAMPLE)
         if not len(found):
-            raise FluidTuneError(f"{self.file.path}: no request comes in {SAMPLE / sum(rates):g} s; give larger rates")
+            raise FluidTuneError(f"{self._path}: no request comes in {SAMPLE / sum(rates):g} s; give larger rates")
         return found
 
     def check(self, gpus: int) -> None:
@@ -185,7 +128,7 @@ def planned(
     each; None: no limit. budget: seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is
     wrong, or nothing was found.
     """
-    named, goal = NamedTables(path), ATTAINMENT if goal is None else goal
+    goal = ATTAINMENT if goal is None else goal
     if not 0 < goal <= 1:
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
     if gpus is not None and not 1 <= gpus <= MOST_GPUS:
@@ -195,7 +138,7 @@ def planned(
     if gpu_memory is not None and not 0 < gpu_memory < math.inf:
         raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
     memory = None if gpu_memory is None else gpu_memory * GIB
-    file = ModelsFile(named, memory)
+    file = ModelsFile(path, memory)
     file.check(gpus or MOST_GPUS)
     models, requests, room = file.models, file.requests, math.inf if memory is None else memory
     search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, room, requests, goal, file.busy)

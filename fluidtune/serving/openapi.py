@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -66,32 +67,51 @@ def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str
 
     token: a bearer token is wanted.
     """
-    said = _Operations(trials, slo, token)
-    paths: dict[str, Any] = {"/": {"get": said.get("what is served, and its state", "State"), "post": said.ask(0)}}
-    paths |= {f"/{quote(name, safe='')}": {"post": said.ask(number)} for number, name in enumerate(trials)}
+    schemas, unasked = dict(_SCHEMAS), (401,) if token else ()
+    for number, (name, (inputs, outputs)) in enumerate(trials.items()):
+        schemas[f"Input{number}"] = {"title": f"an input of trial {name}", **schema(Form.of(inputs))}
+        output = schemas[f"Output{number}"] = {"title": f"an output of trial {name}"}
+        with suppress(ServeError):  # Objects among them may have different keys, as only inputs must be alike.
+            output |= schema(Form.of(outputs))
+    get, post = partial(_get, unasked), partial(_post, unasked)
+    asks = [
+        post(
+            f"the output of trial {name} for an input",
+            {"application/json": {"schema": _ref("schemas", f"Input{number}"), "example": _plain(samples.inputs[0])}},
+            {"application/json": {"schema": _ref("schemas", f"Output{number}")}},
+        )
+        for number, (name, samples) in enumerate(trials.items())
+    ]
+    state = {"application/json": {"schema": _ref("schemas", "State")}}
+    paths: dict[str, Any] = {"/": {"get": get("what is served, and its state", content=state), "post": dict(asks[0])}}
+    paths |= {f"/{quote(name, safe='')}": {"post": one} for name, one in zip(trials, asks, strict=True)}
     for live, ready in (("/healthz", "/readyz"), ("/v2/health/live", "/v2/health/ready")):
-        paths[live] = {"get": said.get("whether the service lives", probe=True)}
-        paths[ready] = {"get": said.get("whether a model process can answer", errors=[503], probe=True)}
-    counted = said.responses({"text/plain": {}}, [])
-    paths["/metrics"] = {"get": {"summary": "gauges and counters for Prometheus", "responses": counted}}
-    paths["/v2"] = {"get": said.get("name, version and extensions of the server")}
+        # Whoever sends probes has no token.
+        paths[live] = {"get": _get((), "whether the service lives") | {"security": []}}
+        paths[ready] = {"get": _get((), "whether a model process can answer", 503) | {"security": []}}
+    paths["/metrics"] = {"get": get("gauges and counters for Prometheus", content={"text/plain": {}})}
+    paths["/v2"] = {"get": get("name, version and extensions of the server")}
+    binary: dict[str, Any] = {"application/octet-stream": {}}
+    tensors, answered = (
+        {"application/json": {"schema": _ref("schemas", name)}} | binary
+        for name in ("InferenceRequest", "InferenceResponse")
+    )
+    about = f"the outputs of a trial for a batch of inputs; with the header {JSON_SIZE} tensors are binary"
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        paths[model] = {"get": said.get("the tensors of a trial", errors=[404])}
-        paths[f"{model}/ready"] = {"get": said.get("whether a trial can answer", errors=[404, 503])}
-        paths[f"{model}/infer"] = {"post": said.infer()}
-        named: list[Any] = [_parameter("path", "model", {"enum": list(trials)}, required=True)]
+        named: dict[str, Any] = {"parameters": [_parameter("path", "model", {"enum": list(trials)}, required=True)]}
         if "version" in model:
-            named.append(_parameter("path", "version", {"type": "string"}, required=True))
-        for suffix in ("", "/ready", "/infer"):
-            paths[model + suffix]["parameters"] = named
+            named["parameters"].append(_parameter("path", "version", {"type": "string"}, required=True))
+        paths[model] = {"get": get("the tensors of a trial", 404), **named}
+        paths[f"{model}/ready"] = {"get": get("whether a trial can answer", 404, 503), **named}
+        paths[f"{model}/infer"] = {"post": post(about, tensors, answered, 404), **named}
     for path, one in paths.items():
-        for method, operation in one.items():
-            if method != "parameters":
-                operation["operationId"] = f"{method} {path}"
-    components: dict[str, Any] = {"schemas": said.schemas, "responses": _failures()}
+        for method in one.keys() & {"get", "post"}:
+            one[method]["operationId"] = f"{method} {path}"
+    said = f"Each request is answered or refused within {slo:g} s, or within its own {TIMEOUT} if that is less."
+    components: dict[str, Any] = {"schemas": schemas, "responses": _failures()}
     found: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "FluidTune", "version": __version__, "description": said.about},
+        "info": {"title": "FluidTune", "version": __version__, "description": said},
         "paths": paths,
         "components": components,
     }
@@ -101,57 +121,26 @@ def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str
     return found
 
 
-class _Operations:
-    """The operations of a service, as far as they differ by its trials."""
+def _get(unasked: Sequence[int], about: str, *errors: int, content: Any = None) -> dict[str, Any]:
+    """An operation. unasked: what each request may be answered with."""
+    failures = {str(status): _ref("responses", f"Status{status}") for status in [*unasked, *errors]}
+    answered = {"description": "answered", "content": content or {"application/json": {"schema": {}}}}
+    return {"summary": about, "responses": {"200": answered, **failures}}
 
-    def __init__(self, trials: Mapping[str, Samples], slo: float, token: bool):
-        self._trials = list(trials.items())
-        self._unasked = [401] if token else []
-        self.about = (
-            f"Each request is answered or refused within {slo:g} s, or within its own {TIMEOUT} if that is less."
-        )
-        self.schemas = dict(_SCHEMAS)
-        for number, (name, (inputs, outputs)) in enumerate(self._trials):
-            self.schemas[f"Input{number}"] = {"title": f"an input of trial {name}", **schema(Form.of(inputs))}
-            output = self.schemas[f"Output{number}"] = {"title": f"an output of trial {name}"}
-            with suppress(ServeError):  # Objects among them may have different keys, as only inputs must be alike.
-                output |= schema(Form.of(outputs))
 
-    def get(self, about: str, name: str = "", errors: Sequence[int] = (), probe: bool = False) -> dict[str, Any]:
-        """probe: without a token, as whoever sends probes has none."""
-        responses = self.responses({"application/json": {"schema": _ref("schemas", name) if name else {}}}, errors)
-        if probe:
-            responses.pop("401", None)
-        return {"summary": about, "responses": responses} | ({"security": []} if probe else {})
+def _post(unasked: Sequence[int], about: str, body: Any, content: Any, *errors: int) -> dict[str, Any]:
+    found = _get(unasked, about, 400, 413, 415, 500, 503, *errors, content=content)
+    found["responses"]["200"]["headers"] = {REQUEST_ID: {"schema": {"type": "string"}}}
+    parameters = [
+        _parameter("header", TIMEOUT, {"type": "integer", "minimum": 1, "maximum": 9_999_999_999}),
+        _parameter("header", REQUEST_ID, {"type": "string"}),
+    ]
+    return {**found, "parameters": parameters, "requestBody": {"required": True, "content": body}}
 
-    def ask(self, number: int) -> dict[str, Any]:
-        name, samples = self._trials[number]
-        sample = json.loads(json.dumps(samples.inputs[0], default=as_json))
-        body = {"schema": _ref("schemas", f"Input{number}"), "example": sample}
-        content = {"application/json": {"schema": _ref("schemas", f"Output{number}")}}
-        about = f"the output of trial {name} for an input"
-        return self._post(about, {"application/json": body}, content, [400, 413, 415, 500, 503])
 
-    def infer(self) -> dict[str, Any]:
-        about = f"the outputs of a trial for a batch of inputs; with the header {JSON_SIZE} tensors are binary"
-        binary: dict[str, Any] = {"application/octet-stream": {}}
-        asked = {"application/json": {"schema": _ref("schemas", "InferenceRequest")}}
-        content = {"application/json": {"schema": _ref("schemas", "InferenceResponse")}}
-        return self._post(about, asked | binary, content | binary, [400, 404, 413, 415, 500, 503])
-
-    def _post(self, about: str, body: Any, content: Any, errors: Sequence[int]) -> dict[str, Any]:
-        parameters = [
-            _parameter("header", TIMEOUT, {"type": "integer", "minimum": 1, "maximum": 9_999_999_999}),
-            _parameter("header", REQUEST_ID, {"type": "string"}),
-        ]
-        responses = self.responses(content, errors)
-        responses["200"]["headers"] = {REQUEST_ID: {"schema": {"type": "string"}}}
-        request = {"required": True, "content": body}
-        return {"summary": about, "parameters": parameters, "requestBody": request, "responses": responses}
-
-    def responses(self, content: Any, errors: Sequence[int]) -> dict[str, Any]:
-        failures = {str(status): _ref("responses", f"Status{status}") for status in [*self._unasked, *errors]}
-        return {"200": {"description": "answered", "content": content}, **failures}
+def _plain(value: Any) -> Any:
+    """A sample as a JSON value."""
+    return json.loads(json.dumps(value, default=as_json))
 
 
 def _failures() -> dict[str, Any]:

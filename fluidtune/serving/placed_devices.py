@@ -25,30 +25,12 @@ from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.process import LOOK_S
 from fluidtune.serving.service_devices import Devices, First, Source
 from fluidtune.serving.setting import PlacedModel, Setting
+from symphony_serve import replacement
 from symphony_serve.errors import ServeError
 from symphony_serve.making_room import Demand
 from symphony_serve.placement.replanning import ALONE, Placement, replanned
 from symphony_serve.placement.served_models import Cut, ServedModel
 from symphony_serve.profiles import Profile, check_slo
-from symphony_serve.replacement import (
-    Act,
-    Asked,
-    Down,
-    Dropped,
-    Event,
-    Found,
-    Held,
-    Hold,
-    Lost,
-    NotFound,
-    NotHeld,
-    Rates,
-    Search,
-    Standing,
-    Up,
-    handle,
-)
-from symphony_serve.replacement import Device as Place
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_profile
 
@@ -97,7 +79,7 @@ class PlacedDevices(Devices):
         self._is_new = True
         #: Why models were not loaded when that was last tried.
         self._failed: dict[str, str] = {}
-        self._state: Standing | None = None
+        self._state: replacement.Standing | None = None
         #: By device and model, when a load began that is measured; by device, since when it has no process.
         self._began: dict[tuple[int, str], float] = {}
         self._without: dict[int, float] = {}
@@ -130,11 +112,13 @@ class PlacedDevices(Devices):
             self._models = await self._measured()
         rates = {one.name: one.rate for one in self._placing.models}
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
-        places = {number: Place(self._given(number)) for number in self.present}
+        places = {number: replacement.Device(self._given(number)) for number in self.present}
         demands = {name: Demand(seconds) for name, seconds in self._load_s.items()}
-        self._state = Standing(sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates, demands=demands)
+        self._state = replacement.Standing(
+            sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates, demands=demands
+        )
         loaded = time.monotonic()
-        self._hear(Found(self._state.searches, await self._found(rates, tuple(places))))
+        self._hear(replacement.Found(self._state.searches, await self._found(rates, tuple(places))))
         while self._state.phase in ("searching", "moving") and not (self._failed and self._is_new):
             await asyncio.sleep(LOOK_S)
             self._look()
@@ -213,7 +197,7 @@ class PlacedDevices(Devices):
         self._inputs[model] += inputs
 
     @property
-    def unavailable(self) -> dict[str, str]:  # type: ignore[override]
+    def unavailable(self) -> dict[str, str]:
         """By model that no device has because it did not load, the reason. One that is about to load is not in it."""
         left_out = self._state.failed if self._state is not None else ()
         return {name: why for name, why in self._failed.items() if name in left_out}
@@ -249,11 +233,11 @@ class PlacedDevices(Devices):
 
     # The machine.
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: replacement.Event) -> None:
         assert self._state is not None
         before = self._state
-        self._state, acts = handle(before, event)
-        if isinstance(event, Found) and event.search == before.searches and before.searching:
+        self._state, acts = replacement.handle(before, event)
+        if isinstance(event, replacement.Found) and event.search == before.searches and before.searching:
             self._tell_placed(event.placement, before)
         for act in acts:
             self._do(act)
@@ -264,17 +248,17 @@ class PlacedDevices(Devices):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell_placed(self, placement: Mapping[int, frozenset[str]], before: Standing) -> None:
+    def _tell_placed(self, placement: Mapping[int, frozenset[str]], before: replacement.Standing) -> None:
         same = all(before.devices[number].held == models for number, models in placement.items())
         self._said = f"{self._why}; {'they stand well' if same else 'placed anew'}, {self._attainment:.1%} foreseen"
         shown = {str(number): sorted(models) for number, models in placement.items()}
         self._tell_log("models_placed", devices=shown, reason=self._said, attainment=self._attainment)
 
-    def _do(self, act: Act) -> None:
+    def _do(self, act: replacement.Act) -> None:
         """A load and an unload are done when `_look` sees that they are."""
-        if isinstance(act, Search):
+        if isinstance(act, replacement.Search):
             self._begin(self._search(act))
-        elif isinstance(act, Hold):
+        elif isinstance(act, replacement.Hold):
             if act.model not in self.present[act.device].processes:  # Else it stays after all, and nothing loads.
                 self._began[act.device, act.model] = time.monotonic()
             self.present[act.device].stay(act.model)
@@ -285,16 +269,16 @@ class PlacedDevices(Devices):
             self._moved(act.device, act.model, "unloaded", gap)
             self.present[act.device].leave(act.model)
 
-    async def _search(self, act: Search) -> None:
+    async def _search(self, act: replacement.Search) -> None:
         try:
             placement = await self._found(act.rates, act.devices)
         except Exception as error:
             logger.warning("No other placement of the models was found (%s); they stand as before", error)
             self._said = f"{self._why}; no other placement: {error}"
             self._tell_log("models_kept", reason=self._said)
-            self._hear(NotFound(act.number))
+            self._hear(replacement.NotFound(act.number))
         else:
-            self._hear(Found(act.number, placement))
+            self._hear(replacement.Found(act.number, placement))
 
     async def _found(self, rates: Mapping[str, float], devices: tuple[int, ...]) -> Placement:
         """Search in a thread, so that requests are answered meanwhile."""
@@ -320,11 +304,11 @@ class PlacedDevices(Devices):
             try:
                 self._look()
                 now, asked, self._inputs = time.monotonic(), self._inputs, Counter()
-                self._hear(Asked(now, asked))
+                self._hear(replacement.Asked(now, asked))
                 if now - last >= WINDOW_S:
                     offered = dict(self._offered())
                     rates = {name: (offered[name] - counted.get(name, 0)) / (now - last) for name in self._asked}
-                    self._rate(Rates(now, rates, now - last))
+                    self._rate(replacement.Rates(now, rates, now - last))
                     last, counted = now, offered
             except Exception:
                 logger.exception("A look at the placement has failed")
@@ -343,11 +327,11 @@ class PlacedDevices(Devices):
             self._without.pop(number, None)
             if not place.up:
                 self._why = f"device {number} is back"
-                self._hear(Up(number))
+                self._hear(replacement.Up(number))
         elif place.up and place.loads and now - self._without.get(number, now) > DOWN_S:
             self._why = f"device {number} has no process"
             self._began = {one: began for one, began in self._began.items() if one[0] != number}
-            self._hear(Down(number))
+            self._hear(replacement.Down(number))
 
     def _look_at_one(self, number: int, device: Device, model: str, ready: bool, trouble: str) -> None:
         assert self._state is not None
@@ -355,24 +339,24 @@ class PlacedDevices(Devices):
         if model in place.held and not ready:
             if device.lost:
                 self._without.setdefault(number, time.monotonic())
-            self._hear(Lost(number, model))
+            self._hear(replacement.Lost(number, model))
         elif model in place.loads and ready:
             self._failed.pop(model, None)
             self._loads[model] += 1
             began = self._began.pop((number, model), None)
             seconds = time.monotonic() - began if began is not None else None
             self._moved(number, model, "loaded", f"in {seconds:.1f} s" if seconds is not None else "it is back")
-            self._hear(Held(number, model, seconds))
+            self._hear(replacement.Held(number, model, seconds))
         elif model in place.loads and trouble and place.up:  # On one that is down the next process tries it at once.
             logger.warning("Device %d could not load model %s: %s", number, model, trouble)
             self._failed[model] = trouble
             self._began.pop((number, model), None)
             self._moved(number, model, "failed", trouble)
-            self._hear(NotHeld(number, model))
+            self._hear(replacement.NotHeld(number, model))
         elif model in place.drops and not (self._server is not None and self._server.busy_with(number, model)):
-            self._hear(Dropped(number, model))
+            self._hear(replacement.Dropped(number, model))
 
-    def _rate(self, event: Rates) -> None:
+    def _rate(self, event: replacement.Rates) -> None:
         assert self._state is not None
         planned = self._state.planned
         if self._state.phase in ("settled", "drifting"):

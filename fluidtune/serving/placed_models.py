@@ -6,11 +6,9 @@ per second, all memory is bytes unless GiB is said.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle
@@ -18,16 +16,13 @@ from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.answers import is_taken
-from fluidtune.serving.model_placement import ModelTables
-from fluidtune.serving.model_tables import NamedTables, number_of
+from fluidtune.serving.model_tables import Models, ModelTable, model_tables
 from fluidtune.serving.setting import PlacedModel
 from fluidtune.serving.winners import Winner, mark_of, winner_named, winners
 from symphony_serve.placement.stages import GIB
 
 #: Names are parts of paths, which clients shorten at "." and ".."; "@" is between a trial and its version.
 NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
-
-Models = str | Path | Sequence[Mapping[str, Any]]
 
 
 def placed_models(
@@ -38,20 +33,13 @@ def placed_models(
     given: the path of a TOML file, or tables with its keys, whose ``load`` may be a function. loader: finds the
     function that a text names. memory: bytes of a device. Raises FluidTuneError.
     """
-    file = NamedTables(given)
-    tables = ModelTables(file)
-    models = [_model(tables, name, table) for name, table in file]
-    for one in models:
-        if one.bytes is not None and one.bytes > memory:
-            raise FluidTuneError(
-                f"{file.where(one.name)} has {one.bytes / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it "
-                "fits none; give larger devices"
-            )
-    return models, [_winner(file, name, table, loader) for name, table in file], str(file.directory.resolve())
+    tables = model_tables(given)
+    models = [_model(table, memory) for table in tables]
+    return models, [_winner(table, loader) for table in tables], str(tables[0].directory.resolve())
 
 
-def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedModel:
-    where = tables.file.where(name)
+def _model(table: ModelTable, memory: float) -> PlacedModel:
+    name, where = table.name, table.where
     if not NAME.fullmatch(name) or is_taken(name):
         said = "use letters, digits, '_' and '-', and '.' behind the first one"
         raise FluidTuneError(f"{where} cannot be asked at a path of this name; {said}")
@@ -60,24 +48,24 @@ def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedMo
     if ("run" in table) == ("checkpoint" in table):
         said = "both `run` and `checkpoint`" if "run" in table else "neither `run` nor `checkpoint`"
         raise FluidTuneError(f"{where} has {said}; give one of them")
-    rate, cv = tables.rate(name, table)
-    size = number_of(table, "bytes", where, math.inf, least=0.0)
-    slo, weight = number_of(table, "slo", where), number_of(table, "weight", where, 1.0)
-    return PlacedModel(name, slo, rate, cv, weight, None if size == math.inf else size)
+    rate, cv = table.rate()
+    size = table.number("bytes", least=0.0) if "bytes" in table else None
+    if size is not None and size > memory:
+        said = f"{size / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it fits none"
+        raise FluidTuneError(f"{where} has {said}; give larger devices")
+    return PlacedModel(name, table.number("slo"), rate, cv, table.number("weight", 1.0), size)
 
 
-def _winner(
-    file: NamedTables, name: str, table: Mapping[str, Any], loader: Callable[[str], Callable[..., Any]]
-) -> Winner:
-    where, load = file.where(name), table["load"]
+def _winner(table: ModelTable, loader: Callable[[str], Callable[..., Any]]) -> Winner:
+    name, where, load = table.name, table.where, table.table["load"]
     if "run" in table:
-        run = str(file.directory / str(table["run"]))
+        run = str(table.path("run"))
         try:
-            found = winner_named(run, str(table["trial"])) if "trial" in table else winners(run)[0]
+            found = winner_named(run, str(table.table["trial"])) if "trial" in table else winners(run)[0]
         except FluidTuneError as error:
             raise FluidTuneError(f"{where}: {error}" + ("" if "trial" in table else "; here: give `trial`")) from None
     else:
-        path = (file.directory / str(table["checkpoint"])).resolve()
+        path = table.path("checkpoint").resolve()
         if not path.is_dir():
             raise FluidTuneError(f"{where} has the checkpoint {str(path)!r}, which is no directory")
         found = Winner(name, Checkpoint.from_directory(str(path)), {}, None)

@@ -1,16 +1,21 @@
 """The front's side of a process that holds one model: starts it, calls it, and starts the next one when it has died.
 
-`STATES` has the states of a process and what changes them; docs/serving-decisions.md draws them, and a test holds the
-two equal. All times are seconds.
+A model in stages has a chain of processes, which is one process here: when one of them ends, all end, and all start
+anew with the same cut. `STATES` has the states of a process and what changes them; docs/serving-decisions.md draws
+them, and a test holds the two equal. All times are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
 import ray
@@ -20,9 +25,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.ray_compat.accelerators import options_of
-from fluidtune.serving.loaded_model import Packed, Samples
+from fluidtune.serving.loaded_model import Outcome, Packed, Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, ModelProcess, Place
+from fluidtune.serving.model_process import Loading, ModelProcess, Passed, Place, Started
 from fluidtune.serving.model_versions import labels
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.device import Waited
@@ -43,6 +48,9 @@ LOOK_S, PAUSE_S = 0.2, 1.0
 #: The part of a device that one of its processes takes in Ray's books. Its placement group takes the device whole.
 #: Source: Ray counts resources to four decimal places.
 PART = 0.001
+#: The batches that found a chain empty of which the time between stages is remembered. Judgement: its median is exact
+#: to a tenth of its spread.
+HOPS = 64
 
 #: ``loading``: a process starts, and loads the model. ``failed``: it could not; the next one waits. ``ready``: it takes
 #: batches. ``silent``: it is idle and does not answer. ``ended``: there is to be no process any more.
@@ -76,17 +84,17 @@ async def fetched(reference: Any, wait_s: float) -> Any:
 
 
 class Process:
-    """A process with a model (`ModelProcess`), and after its death the next one, until `stop`.
+    """A process with a model (`ModelProcess`), or a chain of them, and after its death the next one, until `stop`.
 
     number: the device's. loading: has the model as its one trial. resources: those of the whole device, by Ray's
     names. group: holds the device; None: nothing does. tell: is called with an event of the log and its
     fields when a process is there, and when one is lost. changed: is called when the state is another one. forks: has
-    the process forked; None: it is started as Ray does. It belongs to the event loop that runs when it is made.
+    the process forked; None: it is started as Ray does. stages: of which the chain consists, each with ``room`` bytes
+    of weights at most; several batches may be in it. It belongs to the event loop that runs when it is made.
     """
 
-    #: The class of its actors, made once as Ray exports each one that is made; and how many batches it has at a time.
+    #: The class of its actors, made once as Ray exports each one that is made.
     ACTOR: Any = ray.remote(ModelProcess)
-    BATCHES = 1
 
     def __init__(
         self,
@@ -97,21 +105,29 @@ class Process:
         tell: Callable[..., None],
         changed: Callable[[], None],
         forks: ForkedActors | None = None,
+        stages: int = 1,
+        room: float = math.inf,
     ):
         self._number, self._loading, self._resources, self._group = number, loading, resources, group
+        self._count, self._room = stages, room
         self._tell_log, self._changed, self._forks = tell, changed, forks
         self.key = loading.trials[0].name
         trial, version = labels(self.key)
         self._name = f"models-{number}-{trial}" if version == "1" else f"models-{number}-{trial}-{version}"
         self.state: State = "loading"
-        #: Of its process, when it has loaded the model; of a pipeline those of all stages.
+        #: Of its process, when it has loaded the model; of a chain those of all stages.
         self.pids: list[int] = []
         self.samples, self.bytes = Samples([], []), 0
-        #: Of a pipeline, what its stages hold.
+        #: Of a chain, what its stages hold.
         self.stages: list[Stage] = []
         #: Why the latest process could not load the model; "": it could, or none has tried.
         self.trouble = ""
-        self._batches = asyncio.Semaphore(self.BATCHES)
+        #: The batches that may be in it; how many are; and what is set when the latest one is not any more.
+        self._batches = asyncio.Semaphore(1 if stages == 1 else 2 * stages)
+        self._flying, self._latest = 0, asyncio.Event()
+        self._latest.set()
+        #: Seconds that batches which found it empty took, besides those within stages.
+        self._hops: deque[float] = deque([0.0], maxlen=HOPS)
         #: How many processes it has had.
         self._processes = 0
         #: The question that an idle process has not answered.
@@ -151,13 +167,11 @@ class Process:
     def _start(self) -> None:
         runtime_env = self._forks.runtime_env() if self._forks is not None else {}
         # Ray would restart it at once and for ever; here it is tried again after a pause, and the reason is logged.
-        self._actors = self._make({"max_restarts": 0, "runtime_env": runtime_env or None})
-        self._told, self._began = self._ask("ready"), time.monotonic()
+        options = {"max_restarts": 0, "runtime_env": runtime_env or None}
+        made = [self.ACTOR.options(**options, **self._place_of(stage)) for stage in range(self._count)]
+        self._actors = [one.remote(self._loading, stage, self._count, self._room) for stage, one in enumerate(made)]
+        self._told, self._began = self._ask("ready", Started(stages=tuple(self.stages))), time.monotonic()
         self._processes += 1
-
-    def _make(self, options: Mapping[str, Any]) -> list[Any]:
-        """Its actors with these of Ray's options: one."""
-        return [self.ACTOR.options(**options, **self._place_of(0)).remote(self._loading)]
 
     def _place_of(self, bundle: int) -> dict[str, Any]:
         """Ray's options for an actor on this bundle of the device."""
@@ -167,9 +181,11 @@ class Process:
             return {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         return {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
-    def _ask(self, what: str, *given: Any) -> Any:
-        """Ray's reference to what the process answers."""
-        return getattr(self._actors[0], what).remote(*given)
+    def _ask(self, what: str, told: Any = None) -> Any:
+        """Ray's reference to what the last process answers. Each gets what the one before answers."""
+        for actor in self._actors:
+            told = getattr(actor, what).remote(told)
+        return told
 
     async def _load(self) -> None:
         try:
@@ -193,16 +209,12 @@ class Process:
                 self.trouble = why
                 self._say_lost(why)
             return
-        self._take_in(answer)
+        pids, self.samples, stages, self.bytes = answer
+        self.pids, self.stages = list(pids), list(stages)
         self.trouble = ""
         seconds = time.monotonic() - self._began
         self._tell_log("worker_started", worker=self._worker, device=self._number, pid=self.pids[0], seconds=seconds)
         self._handle("loaded")
-
-    def _take_in(self, answer: Any) -> None:
-        """What the process answers when it is ready: here a `model_process.Ready`."""
-        pid, self.samples, self.bytes = answer
-        self.pids = [pid]
 
     async def _listen(self) -> None:
         """Wait until it answers."""
@@ -267,24 +279,91 @@ class Process:
         return self.state == "ready"
 
     async def run(self, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
-        """An `Outcome` for each input. Raises DeviceLost if there is no process, or none any more."""
-        return await self._batch("run", inputs)
+        """An `Outcome` for each input, and the seconds that the batch has waited for a turn, or stood before stages.
+
+        Batches return in the order in which they were given. passed: is called when the batch has left the first of
+        several stages. Raises DeviceLost if there is no process, or none any more.
+        """
+        async with self._in_order() as before:
+            packed = [Packed.of(one) for one in inputs]
+            whole, waited = await self._through("run", packed, before, passed)
+            if whole.failed is None:
+                return Waited(whole.value, waited)
+            if len(packed) == 1:
+                return Waited([whole.failed], waited)
+            outcomes: list[Outcome] = []
+            for one in packed:
+                alone = (await self._through("run", [one], before))[0]
+                outcomes += [alone.failed] if alone.failed is not None else alone.value
+            return Waited(outcomes, waited)
 
     async def measure(self, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
-        return await self._batch("measure", inputs)
+        async with self._in_order() as before:
+            batch, waited = await self._through("measure", [Packed.of(one) for one in inputs], before)
+        if batch.failed is not None:
+            raise ServeError(json.loads(batch.failed[1])["error"])
+        return Waited(batch.value, waited if self._count == 1 else 0.0)
 
-    async def _batch(self, what: str, inputs: list[Any]) -> Waited:
+    @contextlib.asynccontextmanager
+    async def _in_order(self) -> AsyncIterator[asyncio.Event]:
+        """What is set when the batch before this one is not in it any more; this one is within the context."""
         async with self._batches:
-            self._check_ready()
-            processes = self._processes
+            before, self._latest = self._latest, (ended := asyncio.Event())
             try:
-                return Waited(*await fetched(self._ask(what, [Packed.of(one) for one in inputs]), HUNG_S))
+                yield before
+            finally:
+                ended.set()
+
+    async def _through(
+        self, what: str, inputs: list[Packed], before: asyncio.Event, passed: Callable[[], None] | None = None
+    ) -> tuple[Passed, float]:
+        """The batch after all stages, and the seconds that it has stood before them, or behind the batch before it.
+
+        Raises DeviceLost. ``before``: see `_in_order`. ``passed``: is called when it has left the first stage.
+        """
+        self._check_ready()
+        began, empty, processes = time.monotonic(), not self._flying, self._processes
+        self._flying += 1
+        try:
+            try:
+                batch: Passed = await fetched(self._sent(what, Passed(inputs, len(inputs)), passed), HUNG_S)
+                besides = time.monotonic() - began - sum(batch.seconds)
             except RayError as error:  # the process died, or cannot be reached, or hangs
-                if isinstance(error, RayTaskError) and not self._plainly(error):
+                plainly = processes == self._processes and self._plainly(error)
+                if self._count == 1 and isinstance(error, RayTaskError) and not plainly:
                     raise
                 self._lose(said_of(error), processes)
+                await before.wait()
                 raise DeviceLost(said_of(error), self.back) from None
+            there = time.monotonic()
+            await before.wait()
+            stood = time.monotonic() - there
+        finally:
+            self._flying -= 1
+        if not empty:
+            return batch, max(0.0, besides - statistics.median(self._hops)) + stood
+        if batch.failed is None:
+            self._hops.append(besides)
+        return batch, batch.waited
+
+    def _sent(self, what: str, batch: Passed, passed: Callable[[], None] | None) -> Any:
+        """Ray's reference to the batch after all stages. ``passed``: see `_through`."""
+        first, *others = self._actors
+        if passed is None or not others:
+            return self._ask(what, batch)
+        told, left = first.run_first.options(num_returns=2).remote(batch)
+        loop = asyncio.get_running_loop()
+
+        def hear(answer: Any) -> None:
+            if answer.exception() is None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(passed)
+
+        left.future().add_done_callback(hear)
+        for actor in others:
+            told = actor.run.remote(told)
+        return told
 
     def _check_ready(self) -> None:
         if self.state != "ready":

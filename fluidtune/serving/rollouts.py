@@ -21,36 +21,23 @@ from typing import Any
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
+from fluidtune.serving import model_versions
 from fluidtune.serving.device import Device
 from fluidtune.serving.held_checkpoints import HeldCheckpoints
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.model_versions import (
-    Deploy,
-    Event,
-    Failed,
-    Loaded,
-    Measured,
-    Promote,
-    Restored,
-    Rollback,
-    Service,
-    Version,
-    handle,
-)
+from fluidtune.serving.model_versions import Service, Version
 from fluidtune.serving.process import LOAD_S, LOOK_S
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.watching import Watch
 from fluidtune.serving.winners import Winner
+from symphony_serve import replacement
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile, check_slo
-from symphony_serve.replacement import Device as Place
-from symphony_serve.replacement import Dropped, Held, Hold, NotHeld, Search, Standing, Wanted
-from symphony_serve.replacement import handle as moved
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
@@ -108,8 +95,8 @@ class Rollouts:
         trials, serving = self._setting.loading.each(), self.service.serving
         #: By key, how processes come to each model that devices have.
         self._loadings = {serving.key: self._loading(serving), **{key: trials[key] for key in self.keys[1:]}}
-        sizes, place = defaultdict[str, float](lambda: 1.0), Place(frozenset(self.keys))
-        self._standing = Standing(sizes, len(self.keys) + 1, {ALL: place}, math.inf, {}, searching=False)
+        sizes, place = defaultdict[str, float](lambda: 1.0), replacement.Device(frozenset(self.keys))
+        self._standing = replacement.Standing(sizes, len(self.keys) + 1, {ALL: place}, math.inf, {}, searching=False)
 
     @property
     def keys(self) -> list[str]:
@@ -131,7 +118,7 @@ class Rollouts:
         """The server answers, with the serving version."""
         self._server, self._watch, self._devices = server, watch, devices
         if self._before is not None:
-            self._tell(Restored(self._before))
+            self._tell(model_versions.Restored(self._before))
             self._before = None
 
     async def close(self) -> None:
@@ -155,8 +142,8 @@ class Rollouts:
 
     async def deploy(self, winner: Winner, run: str, share: float) -> int:
         """Begin to load this trial's checkpoint. Returns its version. Raises ServeError if that cannot be now."""
-        event = Deploy(winner.name, run, winner, share)
-        handle(self.service, event)  # First, as it says in one line what stands in the way.
+        event = model_versions.Deploy(winner.name, run, winner, share)
+        model_versions.handle(self.service, event)  # First, as it says in one line what stands in the way.
         if self._setting.stages > 1:
             raise ServeError("this service has its model in stages, and versions are of whole ones; start it anew")
         if self._setting.placing is not None or len(self._setting.loading.trials) > 1:
@@ -174,13 +161,13 @@ class Rollouts:
     async def promote(self) -> None:
         """Let the canary answer all requests. Raises ServeError if there is none that can."""
         await self._check_able("canary")
-        self._tell(Promote())
+        self._tell(model_versions.Promote())
         await self._keep()
 
     async def rollback(self) -> None:
         """Let what was deployed last go. Raises ServeError if there is nothing to go back to."""
         await self._check_able("kept")
-        self._tell(Rollback())
+        self._tell(model_versions.Rollback())
         await self._keep()
 
     async def _check_able(self, state: str) -> None:
@@ -218,11 +205,11 @@ class Rollouts:
 
     # The machine.
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: model_versions.Event) -> None:
         """Let the machine handle the event, and carry out what it says. Raises ServeError."""
         before = {one.number: one for one in self.service.known}
         last = self.service.last
-        self.service = handle(self.service, event)
+        self.service = model_versions.handle(self.service, event)
         for one in self.service.known:
             if one.number not in before or before[one.number].state != one.state:
                 self._say(one)
@@ -232,20 +219,20 @@ class Rollouts:
         self._loadings |= {one.key: self._loading(one) for one in self.service.loaded}
         for key in self._standing.devices[ALL].loads - wanted:
             self._work[key].cancel()
-            self._hear(NotHeld(ALL, key))
-        self._hear(Wanted({ALL: wanted}))
+            self._hear(replacement.NotHeld(ALL, key))
+        self._hear(replacement.Wanted({ALL: wanted}))
         self._reconcile()  # Last: what it raises stops nothing of the above.
 
-    def _hear(self, event: Wanted | Held | NotHeld | Dropped) -> None:
+    def _hear(self, event: replacement.Wanted | replacement.Held | replacement.NotHeld | replacement.Dropped) -> None:
         """Let the machine that moves models handle the event, and begin what it says."""
-        if not isinstance(event, Wanted):
+        if not isinstance(event, replacement.Wanted):
             del self._work[event.model]
-            if not isinstance(event, Held):
+            if not isinstance(event, replacement.Held):
                 del self._loadings[event.model]
-        self._standing, acts = moved(self._standing, event)
+        self._standing, acts = replacement.handle(self._standing, event)
         for act in acts:
-            assert not isinstance(act, Search)  # Nothing has said where else the versions might stand.
-            work = self._load(act.model) if isinstance(act, Hold) else self._end(act.model)
+            assert not isinstance(act, replacement.Search)  # Nothing has said where else the versions might stand.
+            work = self._load(act.model) if isinstance(act, replacement.Hold) else self._end(act.model)
             self._work[act.model] = asyncio.create_task(work, name="serve-rollout")
 
     def _reconcile(self) -> None:
@@ -263,7 +250,7 @@ class Rollouts:
         assert self._server is not None
         await self._server.remove(key)
         del self.answering[key]
-        self._hear(Dropped(ALL, key))
+        self._hear(replacement.Dropped(ALL, key))
         self._reconcile()
 
     async def _load(self, key: str) -> None:
@@ -273,20 +260,20 @@ class Rollouts:
         try:
             samples, devices = await self._samples(version)
             self._check_form(version, samples)
-            self._tell(Loaded(version.number))
+            self._tell(model_versions.Loaded(version.number))
             model = await self._measured(version, samples, devices)
             found = Answering.of(model, samples, self._setting.max_body)
             self._server.add(found.model)
         except Exception as error:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
             logger.warning("Version %d cannot be served: %s", version.number, why)
-            self._hear(NotHeld(ALL, key))
-            event: Event = Failed(version.number, why)
+            self._hear(replacement.NotHeld(ALL, key))
+            event: model_versions.Event = model_versions.Failed(version.number, why)
         else:
             self.answering[key] = found
             self._watch.serves(key, found.model.profile, found.model.budget)
-            self._hear(Held(ALL, key))
-            event = Measured(version.number)
+            self._hear(replacement.Held(ALL, key))
+            event = model_versions.Measured(version.number)
         try:
             try:
                 self._tell(event)

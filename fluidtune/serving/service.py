@@ -36,7 +36,8 @@ from fluidtune.serving.address import is_of_this_machine, listening, url_of
 from fluidtune.serving.capacity import one_of
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
-from fluidtune.serving.placed_models import Models, placed_models
+from fluidtune.serving.model_tables import Models
+from fluidtune.serving.placed_models import placed_models
 from fluidtune.serving.process import LOOK_S
 from fluidtune.serving.running_services import NAMESPACE, START_S, RunningService, Served, check_name, known
 from fluidtune.serving.setting import Following, Placing, Setting

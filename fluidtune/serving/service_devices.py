@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -164,24 +163,6 @@ class Devices:
     def present(self) -> dict[int, Device]:
         """The devices that stay, by number."""
         return {one.number: one.device for one in self._held.values() if one.until is None}
-
-    # What only models that come and go have (`placed_devices`): here each device has all of them.
-
-    #: By model that no device has because it did not load, the reason.
-    unavailable: Mapping[str, str] = MappingProxyType({})
-
-    def asks(self, model: str, inputs: int) -> None:
-        """So many inputs are asked of the model."""
-
-    def comes_in(self, name: str) -> float | None:
-        """Seconds until the model is in memory when it is asked; None: it is there."""
-
-    def comes(self, name: str) -> bool:
-        """Whether the model is not in memory and comes when it is asked, or loads."""
-        return False
-
-    def placement(self) -> dict[str, Any] | None:
-        """For the status: where the models stand, and why; None: on each device."""
 
     # What the service calls.
 

@@ -1,13 +1,13 @@
 """What a service counts, and what it tells of itself while it runs: its event log, and Ray's gauges.
 
-The front counts in the `Books`: a request costs one addition, a batch one `deque.append`. A thread of `Watch` looks at
-them once a second and adds up, so that no request waits for it. All times are seconds.
+The front counts in the `Books`: a request and a batch cost some additions. A task of `Watch` looks at them once a
+second. All of it is on the front's event loop. All times are seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ class Span:
 
 
 class Books:
-    """Counts for these trials, or later versions. The front's thread writes, any thread may read."""
+    """Counts for these trials, or later versions."""
 
     def __init__(self, trials: Sequence[str], clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -83,29 +83,23 @@ class Books:
         self._sums = Span(0.0, {}, {}, {})
         #: By key, since when it counts, and when it answered requests of the last minute, with the seconds of each.
         self._answers: dict[str, tuple[float, deque[tuple[float, float]]]] = {}
-        #: Batches that are not added up yet, and those of the last minute.
-        self._fresh: deque[BatchSeen] = deque()
+        #: The batches of the last minute.
         self._recent: deque[BatchSeen] = deque(maxlen=MOST)
-        self._lock = threading.Lock()
         for name in trials:
             self.add(name)
 
     def add(self, key: str) -> None:
         """Count for one more, if it does not yet."""
-        with self._lock:
-            if key in self._answers:
-                return
+        if key not in self._answers:
             self._sums.requests[key], self._sums.batches[key], self._sums.waited[key] = Counter(), Counter(), 0.0
             self._sums.hurried[key] = Counter()
             self._answers[key] = self._clock(), deque(maxlen=MOST_ANSWERS)
 
     def forget(self, key: str) -> None:
         """It is not counted for any more, and what was counted is gone."""
-        with self._lock:
-            self._add_up()
-            sums = self._sums
-            for counts in (sums.requests, sums.batches, sums.waited, sums.hurried, self._answers):
-                counts.pop(key, None)  # type: ignore[attr-defined]
+        sums = self._sums
+        for counts in (sums.requests, sums.batches, sums.waited, sums.hurried, self._answers):
+            counts.pop(key, None)  # type: ignore[attr-defined]
 
     def answered(self, key: str, seconds: float) -> None:
         """A request was answered, ``seconds`` after it came."""
@@ -137,7 +131,12 @@ class Books:
                 self._sums.hurried[trial][became] += times
 
     def batch(self, seen: BatchSeen) -> None:
-        self._fresh.append(seen)
+        if seen.model in self._sums.batches:
+            self._sums.batches[seen.model][seen.size] += 1
+            self._sums.waited[seen.model] += seen.waited
+        self._sums.busy += seen.seconds - seen.overlap
+        self._recent.append(seen)
+        self._forget_before(seen.sent)
 
     def requests(self, trial: str) -> dict[str, int]:
         """The trial's requests by what became of them."""
@@ -145,31 +144,20 @@ class Books:
 
     def minute(self) -> list[BatchSeen]:
         """The batches that were sent within the last minute, in the order in which they ended."""
-        with self._lock:
-            self._add_up()
-            return list(self._recent)
+        self._forget_before(self._clock())
+        return list(self._recent)
+
+    def _forget_before(self, now: float) -> None:
+        while self._recent and self._recent[0].sent < now - MINUTE_S:
+            self._recent.popleft()
 
     def total(self) -> Span:
         """All since the beginning; ``seconds`` is the reading of the clock."""
-        with self._lock:
-            self._add_up()
-            sums = self._sums
-            requests = {name: Counter(dict(counts)) for name, counts in sums.requests.items()}
-            hurried = {name: Counter(dict(counts)) for name, counts in sums.hurried.items()}
-            batches = {name: Counter(counts) for name, counts in sums.batches.items()}
-            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy, hurried)
-
-    def _add_up(self) -> None:
-        while self._fresh:
-            seen = self._fresh.popleft()
-            if seen.model in self._sums.batches:
-                self._sums.batches[seen.model][seen.size] += 1
-                self._sums.waited[seen.model] += seen.waited
-            self._sums.busy += seen.seconds - seen.overlap
-            self._recent.append(seen)
-        until = self._clock() - MINUTE_S
-        while self._recent and self._recent[0].sent < until:
-            self._recent.popleft()
+        sums = self._sums
+        requests = {name: Counter(dict(counts)) for name, counts in sums.requests.items()}
+        hurried = {name: Counter(dict(counts)) for name, counts in sums.hurried.items()}
+        batches = {name: Counter(counts) for name, counts in sums.batches.items()}
+        return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy, hurried)
 
 
 class ServingLog:
@@ -291,48 +279,43 @@ class Watch:
         self.wanted = max(1, self._there)
         self._last = self._logged = books.total()
         self._looks = 0
-        self._ends = threading.Event()
-        self._lock = threading.Lock()
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Look once a second from now on, and give freed memory back once a minute."""
-        threading.Thread(target=self._run, name="serve-watch", daemon=True).start()
+        self._task = asyncio.create_task(self._run(), name="serve-watch")
 
     def stop(self) -> None:
         """Look no more, and log what is not in the log yet."""
-        self._ends.set()
-        with self._lock:
-            self._write(self._books.total())
+        if self._task is not None:
+            self._task.cancel()
+        self._write(self._books.total())
 
     def look(self) -> None:
-        with self._lock:
-            if self._ends.is_set():
-                return
-            now = self._books.total()
-            if now.seconds <= self._last.seconds:
-                return
-            self._looks += 1
-            if self._looks % LOOKS == 0:
-                self._write(now)
-            self._gauges.set(now.since(self._last), self.wanted)
-            self._last = now
+        now = self._books.total()
+        if now.seconds <= self._last.seconds:
+            return
+        self._looks += 1
+        if self._looks % LOOKS == 0:
+            self._write(now)
+        self._gauges.set(now.since(self._last), self.wanted)
+        self._last = now
 
     def serves(self, key: str, profile: Profile, budget: float) -> None:
         """One more version is served. budget: seconds of the SLO for its batches."""
-        with self._lock:
-            self._books.add(key)
-            self._scaler.serve(key, profile, budget)
+        self._books.add(key)
+        self._scaler.serve(key, profile, budget)
 
     def forget(self, key: str) -> None:
         """Log what this version has done, and count no more for it."""
-        with self._lock:
-            self._write(self._books.total())
-            self._books.forget(key)
-            self._scaler.forget(key)
+        self._write(self._books.total())
+        self._books.forget(key)
+        self._scaler.forget(key)
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         memory = MemoryTrim()
-        while not self._ends.wait(LOOK_S):
+        while True:
+            await asyncio.sleep(LOOK_S)
             try:
                 self.look()
                 memory.now_and_then()
@@ -373,8 +356,7 @@ def sample(span: Span, devices: int) -> Sample:
     offered = {}
     for name, counts in span.requests.items():
         hurried = span.hurried.get(name, Counter())
-        # The front counts meanwhile, so that one of the two may be ahead.
-        short = sum(max(0, counts[what] - hurried[what]) for what in TOO_LATE)
+        short = sum(counts[what] - hurried[what] for what in TOO_LATE)
         offered[name] = good[name] + short + counts[NO_DEVICE]
     return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
 

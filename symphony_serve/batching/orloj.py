@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from symphony_serve.batching import BatchFormer, Candidate
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_learned import SeenProfile
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -114,7 +114,7 @@ class Orloj(BatchFormer):
     def _first(self, found: list[_Batch], start: float) -> _Batch:
         fastest = max(found, key=lambda batch: batch.candidate.size / batch.candidate.seconds)
         for batch in found:
-            seconds, longest = fastest.candidate.seconds, batch.pending.times[batch.candidate.size].histogram.edges[-1]
+            seconds, longest = fastest.candidate.seconds, batch.pending.times[batch.candidate.size].edges[-1]
             until, can_wait = batch.candidate.deadline - longest - seconds, _latest(fastest) - batch.candidate.seconds
             if batch is fastest or start > can_wait:
                 continue
@@ -145,7 +145,7 @@ class Orloj(BatchFormer):
         assert head is not None, size
         following = min((time.mean for other, time in pending.times.items() if other > size), default=math.inf)
         time = pending.times[size]
-        longest = time.histogram.edges[-1] if self._enough else math.inf
+        longest = time.edges[-1] if self._enough else math.inf
         return Candidate(size, head[0], time.mean, following, longest)
 
     def changes_at(self) -> float:
@@ -181,7 +181,7 @@ class Orloj(BatchFormer):
             self._insert(request)
         self._batch = None
 
-    def _queue(self, times: Mapping[int, Largest]) -> Pending:
+    def _queue(self, times: Mapping[int, Histogram]) -> Pending:
         """The queue of a class whose batches take these times by their size. (Benchmarks have others.)"""
         return Pending(times, ANTICIPATED_DELAY_RATE)
 

@@ -23,15 +23,21 @@ BINS = 20
 class Histogram:
     """A distribution of times: ``masses[i]`` lies uniformly between ``edges[i]`` and ``edges[i + 1]``.
 
-    Where both edges are equal, the mass is that of the single value. The masses are divided by their sum.
+    Where both edges are equal, the mass is that of the single value. The masses are divided by their sum. mean: by
+    default that of the masses. Of the largest of several times it is another one: within a bin that is not uniform.
     """
 
     edges: tuple[float, ...]
     masses: tuple[float, ...]
+    mean: float = math.nan
 
     def __post_init__(self) -> None:
         total = math.fsum(self.masses)
         object.__setattr__(self, "masses", tuple(mass / total for mass in self.masses))
+        if math.isnan(self.mean):
+            middles = ((left + right) / 2 for left, right in itertools.pairwise(self.edges))
+            mean = math.fsum(mass * middle for mass, middle in zip(self.masses, middles, strict=True))
+            object.__setattr__(self, "mean", mean)
 
     @staticmethod
     def of_samples(samples: Iterable[float]) -> Histogram:
@@ -57,22 +63,7 @@ class Histogram:
             masses.append(float(count))
         return Histogram(tuple(kept), tuple(masses))
 
-    @property
-    def mean(self) -> float:
-        middles = ((left + right) / 2 for left, right in itertools.pairwise(self.edges))
-        return math.fsum(mass * middle for mass, middle in zip(self.masses, middles, strict=True))
-
     def mapped(self, offset: float, scale: float) -> Histogram:
         """The distribution of ``offset + scale * time`` (equation 4.9). ``scale`` is above 0."""
-        return Histogram(tuple(offset + scale * edge for edge in self.edges), self.masses)
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest of several times: its histogram, and its exact mean.
-
-    The mean need not be `histogram.mean`: within a bin of the histogram the largest is not uniform.
-    """
-
-    histogram: Histogram
-    mean: float
+        edges = tuple(offset + scale * edge for edge in self.edges)
+        return Histogram(edges, self.masses, offset + scale * self.mean)

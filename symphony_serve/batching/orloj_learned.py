@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.profiles import Profile
 
 #: Of each source, the latest batches that count: as many as there are in a second or two, or in half a minute of those
@@ -50,7 +50,7 @@ class SeenProfile(NamedTuple):
     """
 
     sources: frozenset[str]
-    times: Mapping[int, Largest]
+    times: Mapping[int, Histogram]
     enough: bool
 
 
@@ -158,7 +158,7 @@ class LearnedTimes:
                     left.setdefault(sizes, []).append(value - level)
             self._factors = {sizes: median(values) for sizes, values in left.items()}
 
-    def _times(self, source: str, wait: float) -> dict[int, Largest]:
+    def _times(self, source: str, wait: float) -> dict[int, Histogram]:
         """The times of batches in which the source is the longest, by size."""
         stretches = Histogram.of_samples(math.exp(value - self._factors[sizes]) for sizes, value in self._seen[source])
         times, most = {}, 0.0
@@ -168,7 +168,7 @@ class LearnedTimes:
             if size == 1:
                 scale = min(scale, max(self._slowest - wait, 1e-9) / stretches.mean)
             most = max(most, scale)
-            times[size] = Largest(stretches.mapped(wait, most), wait + most * stretches.mean)
+            times[size] = stretches.mapped(wait, most)
         return times
 
     @property
@@ -178,5 +178,5 @@ class LearnedTimes:
         return [size for size in range(1, most + 1) if size % (1 << max(0, size.bit_length() - 3)) == 0 or size == most]
 
 
-def _always(seconds: float) -> Largest:
-    return Largest(Histogram((seconds, seconds), (1.0,)), seconds)
+def _always(seconds: float) -> Histogram:
+    return Histogram((seconds, seconds), (1.0,))

@@ -11,11 +11,12 @@ earlier deadline, then the smaller number.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_scores import ScoreTable
 from symphony_serve.errors import ServeError
 
@@ -25,12 +26,7 @@ Key = tuple[float, int]
 
 def first_feasible(keys: list[Key], now: float, mean: float) -> int:
     """The index of the first request with ``now <= deadline - mean``, in exactly this form: sums round differently."""
-    at = bisect_left(keys, (now + mean, -math.inf))
-    while at < len(keys) and keys[at][0] - mean < now:
-        at += 1
-    while at > 0 and keys[at - 1][0] - mean >= now:
-        at -= 1
-    return at
+    return bisect_left(keys, now, key=lambda one: one[0] - mean)
 
 
 class Pending:
@@ -39,7 +35,7 @@ class Pending:
     ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second, above 0.
     """
 
-    def __init__(self, times: Mapping[int, Largest], b: float) -> None:
+    def __init__(self, times: Mapping[int, Histogram], b: float) -> None:
         self.b = b
         self.times = dict(times)
         self.keys: list[Key] = []
@@ -89,18 +85,8 @@ class Pending:
         O(K log n + k log K) for k of n requests and K bins.
         """
         low = first_feasible(self.keys, now, self.times[size].mean)
-        ends = [(*next(walk), walk) for walk in self._intervals(size, low, now)]
-        heapq.heapify(ends)
-        chosen: list[int] = []
-        while ends and len(chosen) < size:
-            _, _, number, walk = ends[0]
-            chosen.append(number)
-            following = next(walk, None)
-            if following is None:
-                heapq.heappop(ends)
-            else:
-                heapq.heapreplace(ends, (*following, walk))
-        return chosen
+        best = heapq.merge(*self._intervals(size, low, now))
+        return [number for _, _, number in itertools.islice(best, size)]
 
     def _intervals(self, size: int, low: int, now: float) -> Iterator[Iterator[tuple[float, float, int]]]:
         """For each interval of the slack that has requests: (-score, deadline, number) of them, the best first.
@@ -127,7 +113,7 @@ def _walk(
     table: ScoreTable, interval: int, keys: list[Key], low: int, high: int, now: float
 ) -> Iterator[tuple[float, float, int]]:
     """The requests ``keys[low:high]`` of one interval, the best first, as (-score, deadline, number)."""
-    if interval < 0 or table.falls[interval]:
+    if table.falls(interval):
         for deadline, number in keys[low:high]:
             yield -table.within(interval, deadline - now), deadline, number
         return

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from symphony_serve.batching.orloj_histograms import Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,13 @@ class ScoreTable:
     density: tuple[float, ...]
     #: The rate of the anticipated delay, per second.
     b: float
-    #: By interval: whether the score falls with the slack there, so that the earliest deadline is the best.
-    falls: tuple[bool, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        falls = tuple(rate <= self.b * start for start, rate in zip(self.carried, self.density, strict=True))
-        object.__setattr__(self, "falls", falls)
 
     @staticmethod
-    def of(time: Largest, b: float) -> ScoreTable:
+    def of(time: Histogram, b: float) -> ScoreTable:
         """The table for batches that take ``time``."""
-        given = time.histogram
         edges, carried, density = [], [], []
         value = 0.0
-        for left, right, mass in zip(given.edges, given.edges[1:], given.masses, strict=False):
+        for left, right, mass in zip(time.edges, time.edges[1:], time.masses, strict=False):
             if left == right:
                 value += mass / time.mean
                 continue
@@ -54,11 +47,15 @@ class ScoreTable:
             carried.append(value)
             density.append(rate)
             value = value * math.exp(-b * (right - left)) - rate * math.expm1(-b * (right - left)) / b
-        return ScoreTable((*edges, given.edges[-1]), (*carried, value), (*density, 0.0), b)
+        return ScoreTable((*edges, time.edges[-1]), (*carried, value), (*density, 0.0), b)
 
     def interval(self, slack: float) -> int:
         """The interval in which this slack lies; -1 below the first edge."""
         return bisect_right(self.edges, slack) - 1
+
+    def falls(self, interval: int) -> bool:
+        """Whether the score falls with the slack in the interval, so that the earliest deadline is the best."""
+        return interval < 0 or self.density[interval] <= self.b * self.carried[interval]
 
     def within(self, interval: int, slack: float) -> float:
         """The score with this slack, which is known to lie in ``interval``."""

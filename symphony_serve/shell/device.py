@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -57,7 +58,7 @@ class LocalDevice:
     def __init__(self, functions: Mapping[str, Function]):
         self.models = frozenset(functions)
         self._functions = dict(functions)
-        self._work: SimpleQueue[tuple[str, list[Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[str, list[Any], Future[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def run(
@@ -66,9 +67,9 @@ class LocalDevice:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="serve-device", daemon=True)
             self._thread.start()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: Future[Any] = Future()
         self._work.put((model, inputs, answer))
-        return await answer
+        return await asyncio.wrap_future(answer)
 
     async def check(self) -> None:
         """It is there as long as its process."""
@@ -80,25 +81,15 @@ class LocalDevice:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             model, inputs, answer = work
-            outputs, error = None, None
+            if not answer.set_running_or_notify_cancel():
+                continue  # Nobody waits.
             try:
-                outputs = self._functions[model](inputs)
+                answer.set_result(self._functions[model](inputs))
+            except StopIteration as failed:  # asyncio's futures do not take it.
+                answer.set_exception(ServeError(f"it raised {failed!r}"))
             except Exception as failed:
-                error = failed
+                answer.set_exception(failed)
             except BaseException as failed:
-                error = ServeError(f"the function of model {model} wanted to end its thread by {failed!r}")
-            try:
-                answer.get_loop().call_soon_threadsafe(_give, answer, outputs, error)
-            except RuntimeError:
-                return  # The loop is closed: nobody waits.
-
-
-def _give(answer: asyncio.Future[Any], outputs: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if isinstance(error, StopIteration):  # A future does not take it.
-        error = ServeError(f"it raised {error!r}")
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(outputs)
+                answer.set_exception(
+                    ServeError(f"the function of model {model} wanted to end its thread by {failed!r}")
+                )

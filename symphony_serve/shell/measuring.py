@@ -202,8 +202,7 @@ async def _delays_on(work: Callable[[], Awaitable[object]]) -> Delays:
 async def measure_delays(work: Callable[[], Awaitable[object]]) -> Delays:
     """The delays of this event loop while a device works.
 
-    ``response``: the way from one task to another and back. ``jitter``: how late the loop wakes. Nothing is sent ahead,
-    because a device's task takes its next batch itself, so ``control`` is 0.
+    ``response``: the way from one task to another and back. ``jitter``: how late the loop wakes.
     """
     ends = False
 

@@ -7,14 +7,14 @@ import random
 
 from benchmarks.orloj_naive import NaivePending, score
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile
-from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Pending
 
 #: Rates of the anticipated delay, per second: those of figure 4.13 are 1e-3 to 100.
 RATES = (1e-3, 0.1, 10.0, 100.0)
 
 
-def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> dict[int, Largest]:
+def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> dict[int, Histogram]:
     """Batch times of requests of 50 to 110 ms with some empty bins."""
     rng = random.Random(seed)
     edges = tuple(0.05 + 0.06 * i / bins for i in range(bins + 1))

@@ -8,13 +8,10 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 from fluidtune.serving import process as process_module
-from fluidtune.serving import stage_group
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, Ready
+from fluidtune.serving.model_process import Loading, Passed, Started
 from fluidtune.serving.process import Process
-from fluidtune.serving.stage_group import StageGroup
-from fluidtune.serving.staged_process import Passed, Started
 from fluidtune.serving.winners import Winner
 
 STAGES = (Stage(0, 1, 1.0, 8, 4), Stage(1, 3, 1.0, 8, 4))
@@ -32,11 +29,9 @@ class FakeRay:
         self.asked, self.alive, self._made = [], [], 0
         self._answers = defaultdict(asyncio.Queue)
         monkeypatch.setattr(process_module, "ray", self)
-        for kind in (Process, StageGroup):
-            monkeypatch.setattr(kind, "ACTOR", self)
+        monkeypatch.setattr(Process, "ACTOR", self)
         monkeypatch.setattr(process_module, "PAUSE_S", 0.0)
-        for module in (process_module, stage_group):
-            monkeypatch.setattr(module, "fetched", self.fetched)
+        monkeypatch.setattr(process_module, "fetched", self.fetched)
 
     def say(self, method, answer):
         """The next call of the method that is waited for gets this answer; an exception is raised."""
@@ -74,28 +69,28 @@ class FakeRay:
 class One:
     """A process of one actor."""
 
-    actors, measured, waited = 1, "measure", 0.5
+    actors, waited = 1, 0.5
 
     def make(self, ray, tell, changed, forks=None):
         return Process(1, loading("t"), {"CPU": 1.0}, "its group", tell, changed, forks)
 
     def ready(self, pid):
-        return Ready(pid, SAMPLES, 9)
+        return Started((pid,), SAMPLES, (), 9)
 
     def batch(self, *values):
-        return [(200, str(one)) for one in values], 0.5
+        return Passed([(200, str(one)) for one in values], len(values), (0.0,), waited=0.5)
 
 
 class Staged:
-    """A group of two actors, which is one process to its device."""
+    """A chain of two actors, which is one process to its device."""
 
-    actors, measured, waited = 2, "run", 0.0
+    actors, waited = 2, 0.0
 
     def make(self, ray, tell, changed, forks=None):
-        return StageGroup(2, 1e9, 1, loading("t"), {"CPU": 1.0}, "its group", tell, changed, forks)
+        return Process(1, loading("t"), {"CPU": 1.0}, "its group", tell, changed, forks, 2, 1e9)
 
     def ready(self, pid):
-        return Started((pid, pid + 1), {"t": SAMPLES}, STAGES)
+        return Started((pid, pid + 1), SAMPLES, STAGES)
 
     def batch(self, *values):
         return Passed([(200, str(one)) for one in values], len(values), (0.0, 0.0))

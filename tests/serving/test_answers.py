@@ -8,17 +8,17 @@ import pytest
 
 pytestmark = pytest.mark.serve
 
-TRIALS = ["best", "next"]
+VERSIONS = {"best": ["1", "2"], "next": ["1"]}
 
 
 @pytest.mark.parametrize(
     ("method", "path", "found"),
     [
-        ("POST", "/", "best"),
-        ("POST", "/next", "next"),
-        ("POST", "/next/", "next"),
-        ("GET", "/", "/"),
-        ("HEAD", "/readyz", "/readyz"),
+        ("POST", "/", ("ask", "best", "")),
+        ("POST", "/next", ("ask", "next", "")),
+        ("POST", "/next/", ("ask", "next", "")),
+        ("GET", "/", ("about", "", "")),
+        ("HEAD", "/readyz", ("ready", "", "")),
         ("GET", "/nobody", 404),
         ("POST", "/best/next", 404),
         ("PUT", "/nobody", 404),
@@ -41,14 +41,14 @@ TRIALS = ["best", "next"]
     ],
 )
 def test_what_a_method_and_a_path_ask_for_or_what_is_allowed_there(method, path, found):
-    from fluidtune.serving.answers import Said, in_protocol, inference, route
+    from fluidtune.serving.answers import Said, route
 
     try:
-        asked = inference(method, path, {"best": ["1", "2"]}) if in_protocol(path) else route(method, path, TRIALS)
+        asked = route(method, path, VERSIONS)
     except Said as said:
         answer = said.response()
         told = json.loads(answer.body)
         assert (answer.status_code, told["code"]) in ((404, "not_found"), (405, "method_not_allowed")) and told["error"]
         assert found == answer.headers.get("Allow", 404)
     else:
-        assert found == (asked if isinstance(asked, str) else (asked.what, asked.model, asked.version))
+        assert found == (asked.what, asked.model, asked.version)

@@ -11,7 +11,7 @@ from ray.tune import Checkpoint
 
 from benchmarks.common import ROOT
 from fluidtune.serving.loaded_model import Packed
-from fluidtune.serving.model_process import Loading, ModelProcess
+from fluidtune.serving.model_process import Loading, ModelProcess, Passed
 from fluidtune.serving.winners import Winner
 
 
@@ -26,5 +26,5 @@ def test_the_example_loads_a_checkpoint_of_the_demo(tmp_path, monkeypatch):
     process = ModelProcess(Loading.of(serve_digits.load, [winner]))
     images = serve_digits.digits()[1].tensors[0][:3]
     expected = network(images).argmax(1).tolist()
-    outcomes = process.run([Packed.of(image) for image in images[:, 0].tolist()])[0]
+    outcomes = process.run(Passed([Packed.of(image) for image in images[:, 0].tolist()], 3)).value
     assert [(status, json.loads(text)["digit"]) for status, text in outcomes] == [(200, digit) for digit in expected]

@@ -64,7 +64,7 @@ class Server:
 class Life(SimpleNamespace):
     """Stands for a `Lifetime` that serves trial "t", whose inputs are numbers. front: asks it."""
 
-    state, stopping, document = "serving", False, b""
+    state, stopping, document, placed = "serving", False, b"", None
 
     @property
     def doing(self):

@@ -249,8 +249,7 @@ def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatc
 
         async def main():
             holding = module.Holding(0.0)
-            async for _ in module._waited_for(SimpleNamespace(stream=stream), holding):
-                pass
+            await module.Intake(1.0)._gather(SimpleNamespace(stream=stream), 10, holding)
             return holding.waited
 
         return asyncio.run(main())

@@ -18,9 +18,8 @@ from torch import nn
 from fluidtune.serving import service
 from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_layers import Layer, Stage, as_function, layers_of, writable
-from fluidtune.serving.model_process import Loading, ModelProcess
+from fluidtune.serving.model_process import Loading, ModelProcess, Passed, Started
 from fluidtune.serving.running_services import status_text
-from fluidtune.serving.staged_process import Passed, StageProcess, Started
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching
@@ -43,8 +42,8 @@ def packed(inputs):
 def group(winner, count, load=layered.load, room=math.inf, stages=()):
     """The processes of a group that are ready, and what they have said."""
     loading = Loading.of(load, [winner])
-    processes = [StageProcess(loading, number, count, room) for number in range(count)]
-    said = Started((), {}, stages)
+    processes = [ModelProcess(loading, number, count, room) for number in range(count)]
+    said = Started(stages=stages)
     for one in processes:
         said = one.ready(said)
     return processes, said
@@ -57,14 +56,14 @@ def through(processes, inputs):
     return batch
 
 
-@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize("count", range(2, 6))
 def test_any_number_of_stages_answers_bit_by_bit_what_the_whole_model_does(winner, count):
     processes, said = group(winner, count)
     rows = torch.rand(3, 8).tolist()
-    whole, _ = ModelProcess(Loading.of(layered.load, [winner])).run(packed(rows))
+    whole = through([ModelProcess(Loading.of(layered.load, [winner]))], rows).value
     passed = through(processes, rows)
     assert passed.value == whole and len(passed.seconds) == count
-    assert len(said.pids) == count and said.samples["t"].inputs == layered.SAMPLES
+    assert len(said.pids) == count and said.samples.inputs == layered.SAMPLES
     held = [range(one.first, one.end) for one in said.stages]
     assert [layer for part in held for layer in part] == [0, 1, 2, 3, 4]
     assert [one.weights for one in said.stages] == [sum(WEIGHTS[part.start : part.stop]) for part in held]
@@ -80,9 +79,9 @@ def test_a_process_drops_the_layers_of_the_other_stages(winner):
 
     stages = tuple(Stage(first, end, 1.0, 0, 0) for first, end in ((0, 2), (2, 5)))
     # Not pickled: the list is to be this process'.
-    loading = SimpleNamespace(environment={}, trials=(winner,), function=lambda: load)
-    processes = [StageProcess(loading, number, 2, math.inf) for number in range(2)]
-    said = Started((), {}, stages)
+    loading = SimpleNamespace(environment={}, beside=False, trials=(winner,), function=lambda: load)
+    processes = [ModelProcess(loading, number, 2, math.inf) for number in range(2)]
+    said = Started(stages=stages)
     for one in processes:
         said = one.ready(said)
     gc.collect()
@@ -124,7 +123,7 @@ def test_a_model_that_its_user_has_cut(winner):
     processes, said = group(winner, 2, load_cut)
     assert through(processes, ["abc", ""]).value == [(200, "6"), (200, "0")]
     assert [(one.first, one.end, one.weights) for one in said.stages] == [(0, 1, 0), (1, 2, 0)]
-    assert ModelProcess(Loading.of(load_cut, [winner])).run(packed(["abc"]))[0] == [(200, "6")]
+    assert through([ModelProcess(Loading.of(load_cut, [winner]))], ["abc"]).value == [(200, "6")]
 
 
 def test_what_fails_in_a_stage_is_told_at_the_end_and_the_next_stages_leave_it_alone(winner):

@@ -15,7 +15,7 @@ from ray.tune import Checkpoint
 from fluidtune.errors import BadInput, FluidTuneError
 from fluidtune.serving import model_process
 from fluidtune.serving.loaded_model import Packed
-from fluidtune.serving.model_process import CONTEXT, Loading, ModelProcess, _grown
+from fluidtune.serving.model_process import CONTEXT, Loading, ModelProcess, Passed, Started, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving.runs import FAILS, load
@@ -29,7 +29,11 @@ def winner(tmp_path):
 
 def outcomes(load, winner, inputs):
     process = ModelProcess(Loading.of(load, [winner]))
-    return [(status, json.loads(text)) for status, text in process.run(list(map(Packed.of, inputs)))[0]]
+    return [(status, json.loads(text)) for status, text in process.run(batch(inputs)).value]
+
+
+def batch(inputs):
+    return Passed(list(map(Packed.of, inputs)), len(inputs))
 
 
 def made(function, samples=(1,)):
@@ -40,8 +44,8 @@ def made(function, samples=(1,)):
 
 
 def test_a_measurement_fails_where_the_model_fails(winner):
-    with pytest.raises(ValueError, match="a negative number"):
-        ModelProcess(Loading.of(load, [winner])).measure(list(map(Packed.of, [1, FAILS])))
+    status, said = ModelProcess(Loading.of(load, [winner])).measure(batch([1, FAILS])).failed
+    assert status == 500 and "a negative number" in said
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
     monkeypatch.setattr(model_process, "failure_of_device", lambda: "device-side assert triggered")
     monkeypatch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     with pytest.raises(SystemExit) as ended:
-        process.run(list(map(Packed.of, inputs)))
+        process.run(batch(inputs))
     assert ended.value.code == 1
 
 
@@ -187,6 +191,6 @@ def test_inputs_that_a_failed_batch_has_changed_are_tried_again_as_they_came(win
     rows = [kind([2.0 * number, float(number % 7 == 6)]) for number in range(360)]
     samples = [kind([1.0, 0.0])]
     process = ModelProcess(Loading.of(made(halve, samples), [winner]))
-    found = [one for at in range(0, 360, 9) for one in process.run(list(map(Packed.of, rows[at : at + 9])))[0]]
+    found = [one for at in range(0, 360, 9) for one in process.run(batch(rows[at : at + 9])).value]
     assert [text for status, text in found if status == 200] == [f"{n}.0" for n in range(360) if n % 7 != 6]
-    assert process.ready().samples.inputs[0][0] == 1.0
+    assert process.ready(Started()).samples.inputs[0][0] == 1.0

@@ -58,7 +58,7 @@ def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
     ("body", "path", "method", "status", "said"),
     [
         ("[1]", "", "POST", 400, "the input is a list, expected number"),
-        ("1", "nobody", "POST", 404, "no trial 'nobody' is served"),
+        ("1", "nobody", "POST", 404, "no model 'nobody' is served"),
         ("1", "", "PUT", 405, "PUT / is not served"),
         (" " * (1 << 20) + "1", "", "POST", 413, "the body has more than 1048576 bytes; send less, or serve with"),
         (str(FAILS), "", "POST", 500, "the model failed: ValueError('a negative number')"),

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError
 
-from fluidtune.serving import stage_group
+from fluidtune.serving import process as process_module
 from fluidtune.serving.loaded_model import Packed
-from fluidtune.serving.staged_process import Passed, Started
+from fluidtune.serving.model_process import Passed, Started
 from symphony_serve.errors import ServeError
 from tests.serving.fake_ray import STAGES, FakeRay, Staged
 
@@ -45,7 +45,7 @@ def test_what_one_process_answers_goes_to_the_next_one(in_group):
         ray.say("run", passed(3))
         assert (await group.run([1])).outputs == [(200, "3")]
         assert ray.asked == [
-            ("2", "ready", ("1", "ready", Started((), {}, ()))),
+            ("2", "ready", ("1", "ready", Started())),
             ("2", "run", ("1", "run", Passed([Packed.of(1)], 1))),
         ]
         assert (group.pids, group.stages) == ([7, 8], list(STAGES))
@@ -95,8 +95,9 @@ def test_batches_return_in_their_order_also_when_inputs_are_tried_alone(in_group
 
 def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone_and_a_measurement_fails(in_group):
     async def test(group, ray):
-        for answer in (FAILED, passed(4), FAILED, FAILED):
+        for answer in (FAILED, passed(4), FAILED):
             ray.say("run", answer)
+        ray.say("measure", FAILED)
         assert (await group.run([2, 3])).outputs == [(200, "4"), FAILED.failed]
         with pytest.raises(ServeError, match=r"^the model failed: no$"):
             await group.measure([2, 3])
@@ -125,7 +126,7 @@ def test_what_a_batch_has_stood_before_stages_is_told(in_group, monkeypatch):
     """The clock stands: the seconds that the stages tell are taken from it."""
 
     async def test(group, ray):
-        monkeypatch.setattr(stage_group, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
         first = future()
         ray.say("run", first)
         ray.say("run", Passed([(200, "1")], 1, (-9.0,)))

@@ -9,7 +9,6 @@ import pytest
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.serving.model_process import ModelProcess
-from fluidtune.serving.staged_process import StageProcess
 
 
 @NeedsPlainProcess.handed_on_by
@@ -40,7 +39,7 @@ def test_every_call_hands_on_that_a_plain_process_is_needed():
         actor._import()
 
 
-@pytest.mark.parametrize("actor", [Worker, ModelProcess, StageProcess])
+@pytest.mark.parametrize("actor", [Worker, ModelProcess])
 def test_all_calls_of_processes_that_run_what_users_wrote_hand_it_on(actor):
     calls = [method for name, method in vars(actor).items() if inspect.isfunction(method) and name[0] != "_"]
     assert calls and all(hasattr(call, "__wrapped__") for call in [actor.__init__, *calls])
