@@ -217,15 +217,6 @@ def test_a_snapshot_shares_nothing_with_what_goes_on_before_and_after_it_is_load
     session.close()
 
 
-def test_a_parameter_of_no_module_is_part_of_the_state():
-    one, other = (torch.nn.Parameter(torch.full((1,), value)) for value in (3.0, 1.0))
-    first, second = lone_session(), lone_session()
-    first.prepare(torch.optim.SGD([one], lr=0.1)), second.prepare(torch.optim.SGD([other], lr=0.1))
-    second._objects.load(first._objects.capture())
-    assert torch.equal(one, other)
-    first.close(), second.close()
-
-
 @pytest.mark.gpu
 def test_a_tensor_of_a_gpu_trials_state_is_on_the_gpu_after_a_commit():
     session, teacher = lone_session(device="cuda"), torch.nn.Linear(2, 2).cuda()
