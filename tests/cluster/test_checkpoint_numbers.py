@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,14 +78,10 @@ def in_processes(tmp_path: Path) -> Any:
         found: Any = None
         for function in functions:
             with peer_processes(1) as (process,):
-                found = pickle.loads(process.call(pickled, function, str(tmp_path), pickle.dumps(found)))
+                found = process.call(function, str(tmp_path), found)
         return found
 
     return call
-
-
-def pickled(function: Callable[..., Any], folder: str, value: bytes) -> bytes:
-    return pickle.dumps(function(folder, pickle.loads(value)))
 
 
 def three_of_which_tune_has_one(folder: str, _: Any) -> Any:
