@@ -102,7 +102,7 @@ def test_whatever_happens(script: list, room: int, most: int | None, most_asked:
         for unit in orders.drop:
             busy = unit.there and not world.used.isdisjoint(unit.devices)
             assert not busy or world.now - unit.leaving_since >= LEAVE_S, "a device was taken from a trial"
-            idle = unit.there and unit.leaving_since is None
+            idle = unit.there and unit.leaving_since is None and not others
             assert not idle or world.now - idle_since[unit] >= SPARE_S, "a device between two trials was given back"
         for unit in orders.ask:
             asked_since[unit] = world.now

@@ -155,14 +155,7 @@ def test_what_cannot_be_held(
         ({"GPU": 1}, [{"CPU": 16, "GPU": 1}], 4, {"GPU": 1}, {"GPU": 0.25}, 1),
         # Seen: it asked for 16 cores and a GPU, which no node had, and waited for ever.
         ({"CPU": 4, "GPU": 0.25}, [{"CPU": 8, "GPU": 1}], 4, {"CPU": 8, "GPU": 1}, {"CPU": 2, "GPU": 0.25}, 4),
-        (
-            {"GPU": 1, "licence": 1},
-            [{"GPU": 1, "licence": 4}],
-            1,
-            {"GPU": 1, "licence": 1},
-            {"GPU": 1, "licence": 1},
-            1,
-        ),
+        ({"GPU": 1, "licence": 1}, [{"GPU": 1, "licence": 4}], 1, *[{"GPU": 1, "licence": 1}] * 2, 1),
     ],
 )
 def test_a_search_for_the_packing_limit_holds_no_more_than_one_trial_asks_for(
