@@ -16,13 +16,12 @@ from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
-from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEFAULT
+from tests.cluster.test_worker import fresh, spec
 from tests.contracts.processes import peer_processes
-from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow]
 
@@ -52,11 +51,10 @@ class Stepping(Trainable):
     def load_checkpoint(self, checkpoint_dir: str) -> None: ...
 
 
-def hosting(folder: str, trainable: Any, delivered: int, restored: Any = None, **spec: Any) -> Worker:
+def hosting(folder: str, trainable: Any, delivered: int, restored: Any = None, **more: Any) -> Worker:
     """A worker that has just been given the trial. ``restored``: the newest checkpoint that Tune has."""
-    kwargs = {"config": {"notes": f"{folder}/notes"}, "storage": TrialStorage(Path(folder))}
-    worker = Worker("w", {})
-    assert isinstance(worker.load(trainable, LoadSpec("trial", kwargs, delivered=delivered, **spec)), GroupFacts)
+    worker, asked = fresh(), spec(folder, delivered, {"notes": f"{folder}/notes"}, **more)
+    assert isinstance(worker.load(trainable, asked), GroupFacts)
     if restored is not None:
         worker.restore(restored)
     return worker

@@ -13,15 +13,12 @@ from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
 from fluidtune import elastic
-from fluidtune.cluster.hosting import leader_host
-from fluidtune.cluster.hosting import worker as worker_module
-from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.elastic import BeginsAnew
 from fluidtune.group_facts import GroupFacts
-from tests.cluster.test_worker import fresh, session_here
+from tests.cluster.test_worker import fresh, session_here, spec
 from tests.contracts.processes import peer_processes
-from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -75,12 +72,8 @@ KINDS = {"function": lambda: wrap_function(trained), "class": lambda: Trained}
 
 def begin(folder: str, kind: str, keeps: bool, delivered: int) -> Worker:
     """A worker with the trial."""
-    worker = fresh(folder, "w")
-    kwargs: dict[str, Any] = {"config": {"keeps": keeps}}
-    if kind == "function":
-        kwargs["storage"] = TrialStorage(Path(folder))
-        worker_module.storage_of = leader_host.storage_of = lambda spec: spec.kwargs["storage"]
-    assert isinstance(worker.load(KINDS[kind](), LoadSpec("trial", kwargs, delivered=delivered)), GroupFacts)
+    worker = fresh()
+    assert isinstance(worker.load(KINDS[kind](), spec(folder, delivered, {"keeps": keeps})), GroupFacts)
     return worker
 
 

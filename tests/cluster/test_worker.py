@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 
 from fluidtune.cluster.hosting import commit_stores, leader_host
@@ -26,6 +25,7 @@ from fluidtune.ray_compat.trainable import trainable_module
 from salus_share.seat_table import FILE, home
 from tests.cluster.test_commits import Failing
 from tests.contracts.processes import in_a_process, peer_processes
+from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -35,14 +35,6 @@ def test_an_iteration_takes_time_whatever_its_result_says(said):
     """Seen: a restored job ended with an EngineError where a script reports a `time_this_iter_s` of 0."""
     assert 0 < leader_host.seconds_of({"time_this_iter_s": said}) <= 1
     assert (leader_host.seconds_of({"time_this_iter_s": 2.5}), leader_host.seconds_of({})) == (2.5, 1e-6)
-
-
-class Storage:
-    """A trial's directory."""
-
-    def __init__(self, folder: str) -> None:
-        self.trial_fs_path = folder
-        self.storage_filesystem = LocalFileSystem()
 
 
 class Counting(Trainable):
@@ -58,9 +50,6 @@ class Counting(Trainable):
         self.module = elastic.prepare(self.module)
 
     def step(self) -> dict[str, Any]:
-        if self.config.get("notes"):
-            with open(os.path.join(self.config["notes"], str(os.getpid())), "a") as file:
-                file.write(f"{self.iteration} ")
         self.module.weight.data += 1
         return {"steps": self.module.weight.item(), "iteration_before": self.iteration}
 
@@ -75,20 +64,24 @@ class Counting(Trainable):
 _worker: list[Worker] = []
 
 
-def fresh(folder: str, name: str) -> Worker:
-    """A process that serves a trial in this folder."""
+def fresh(name: str = "w") -> Worker:
+    """A process that serves a trial."""
     from fluidtune.elastic import use
 
     use(None)
-    leader_host.storage_of = lambda spec: Storage(folder)
     _worker[:] = [Worker(name, {})]
     return _worker[0]
 
 
-def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
+def spec(folder: str, delivered: int = 0, config: dict[str, Any] | None = None, **more: Any) -> LoadSpec:
+    kwargs = {"config": config or {}, "storage": TrialStorage(Path(folder))}
+    return LoadSpec("trial", kwargs, delivered=delivered, **more)
+
+
+def hosting(folder: str, delivered: int = 0, trainable: type = Counting) -> Worker:
     """It has taken the place of one that hosted the trial and died."""
-    worker = fresh(folder, "w")
-    assert isinstance(worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)), GroupFacts)
+    worker = fresh()
+    assert isinstance(worker.load(trainable, spec(folder, delivered)), GroupFacts)
     return worker
 
 
@@ -138,14 +131,10 @@ def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_noth
     commit_stores.insist.__defaults__ = ((0.0, 0.0),)
     found: list[Any] = []
     for fails, delivered in ((3, 3), (2, 3), (3, 0)):
-        files = Failing()
-        storage = Storage(folder)
-        storage.storage_filesystem = files
-        worker = fresh(folder, "w")
-        leader_host.storage_of = lambda spec, storage=storage: storage
-        files.fails = fails
+        worker, files, asked = fresh(), Failing(), spec(folder, delivered)
+        asked.kwargs["storage"].storage_filesystem, files.fails = files, fails
         try:
-            worker.load(Counting, LoadSpec("trial", {"config": {}}, delivered=delivered))
+            worker.load(Counting, asked)
         except commit_stores.StorageAway:
             found.append("raised")
             continue
@@ -164,11 +153,8 @@ class Stepping(Counting):
 @in_a_process
 def test_timesteps_and_episodes_are_counted_on_from_a_commit_and_after_a_proof(folder: str) -> None:
     """Seen: after a move, `timesteps_total` and `episodes_total` began at 0."""
-    worker = fresh(folder, "w")
-    worker.load(Stepping, LoadSpec("trial", {"config": {}}))
-    train(worker, 3)
-    worker = fresh(folder, "w")
-    worker.load(Stepping, LoadSpec("trial", {"config": {}}, delivered=3))
+    train(hosting(folder, trainable=Stepping), 3)
+    worker = hosting(folder, 3, Stepping)
     results = train(worker, 2)
     leader = worker._leader
     assert leader is not None and leader.reports is not None
@@ -197,8 +183,7 @@ class Splitting(Counting):
 
 def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     """(what a leader's setup has drawn, its initial streams, those that it sends with its next iteration)."""
-    worker = fresh(folder, "w")
-    assert isinstance(worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)), GroupFacts)
+    worker = hosting(folder, delivered, Splitting)
     worker.train()
     reply = worker.train()
     store = session_here()._commits.store
@@ -249,10 +234,10 @@ class Following(divided_follower.Follower):
 def test_what_a_follower_answers(folder: str, attached: Any, ran: Any, broken: Any, answers: Any) -> None:
     divided_follower.Follower = Following  # type: ignore[misc]
     Following.how = attached, ran
-    worker = fresh(folder, "f")
+    worker = fresh("f")
     worker._gpu.broken = lambda error: broken  # type: ignore[method-assign]
-    spec = AttachSpec("trial", ("here", 1), device="cuda" if broken else "cpu")
-    assert (worker.attach(spec), worker.follow()) == answers
+    asked = AttachSpec("trial", ("here", 1), device="cuda" if broken else "cpu")
+    assert (worker.attach(asked), worker.follow()) == answers
     assert not worker.unload() and Following.closed == 1
 
 
@@ -307,18 +292,23 @@ class NoLogger:
 
 @in_a_process
 def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(folder: str) -> None:
-    worker = fresh(folder, "w")
+    worker = fresh()
     older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
-    more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
+
+    def keeping(x: int) -> LoadSpec:
+        asked = spec(folder, config={"x": x})
+        asked.kwargs.update({"logger_creator": lambda config: NoLogger(folder)} if older else {})
+        return asked
+
     for x in (1, 2, 3):
-        assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})), GroupFacts)
+        assert isinstance(worker.load(Keeping, keeping(x)), GroupFacts)
         result = worker.train().result
         assert (result["x"], result["training_iteration"]) == (x, 1)
         assert worker.unload(keep=True)
-    assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})), GroupFacts)
+    assert isinstance(worker.load(Keeping, keeping(4)), GroupFacts)
     assert worker.unload(keep=True)
     with pytest.raises(ValueError, match="no further trial"):
-        worker.load(Keeping, LoadSpec("trial", {"config": {"x": 5}, **more}))
+        worker.load(Keeping, keeping(5))
     # The reset to 3 is refused, and that to 4 too: these trials get an object of their own.
     first = ["read", "reset", "reset", "cleanup 3", "read", "reset", "cleanup 4", "read"]
     # Seen: an object whose reset raises never got its `cleanup()`.
@@ -330,12 +320,10 @@ def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(
 def test_a_trial_that_shared_its_device_to_the_end_leaves_its_lane_and_its_process_ends(
     folder: str, keep: bool
 ) -> None:
-    worker = fresh(folder, "w")
+    worker = fresh()
     settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket(0, (0.3, 0.1), 10.0, 0)
     try:
-        assert isinstance(
-            worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)), GroupFacts
-        )
+        assert isinstance(worker.load(Counting, spec(folder, lanes=settings, ticket=ticket)), GroupFacts)
         worker.train(ticket)
         table = home(settings.device) / FILE
         assert table.exists()
