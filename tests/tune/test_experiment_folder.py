@@ -16,6 +16,7 @@ from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.tune.experiment_folder import STATE_NAME, ExperimentFolder
 from tests.tune.running import fit
+from tests.tune.test_result_logs import Away
 from tests.tune.trainables import score, without_checkpoints
 
 
@@ -60,15 +61,6 @@ def test_a_new_driver_goes_on_with_the_stored_log_and_the_same_one_with_its_own(
 
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Seen: a job ended where a filesystem of fsspec raised something else than `OSError`."""
-
-    class Away:
-        type_name = "py::fsspec+gcs"
-
-        def open_input_stream(self, path: str) -> Any:
-            raise RuntimeError("could not resolve host")
-
-        open_output_stream = open_input_stream
-
     storage.storage_filesystem = Away()
     folder = begun(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
