@@ -64,7 +64,7 @@ steps = st.lists(
         st.dictionaries(st.sampled_from([1, 2, 4]), st.integers(1, 6), max_size=3),  # trials that wait, by size
         st.integers(0, 6),  # growing
         st.integers(0, 4),  # others
-        st.floats(0, 40),  # seconds until the next look
+        st.floats(0, 40) | st.sampled_from([0.1, SPARE_S - 0.2]),  # seconds until the next look
         st.integers(-4, 4),  # what others take of the cluster or give back
         st.lists(st.booleans(), max_size=30),  # which idle units trials start on, which busy ones they leave
     ),

@@ -230,7 +230,8 @@ def attributes_of_the_module_and_of_its_class() -> Any:
         of_class: ClassVar = {"late": False}
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        m.scale, Scaled.factor = 1.0 + i // 6, 1.0 + i // 5
+        # One at a time, and no other one gets a new object: it alone must be noticed.
+        m.scale, Scaled.factor = (2.0 if i >= change else 1.0 for change in (4, 6))
         m.table["late"], Scaled.of_class["late"] = i >= 11, i == 9
         return F.cross_entropy(m(x), y)
 
@@ -258,8 +259,9 @@ def what_functions_find_around_them() -> Any:
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         nonlocal scale
-        scale, default["scale"], Settings.scale = 1.0 + (i >= 4), 1.0 + (i >= 6), 1.0 + (i >= 8)
-        globals()["TEMPERATURE"], run.scale, table["late"] = 1.0 + (i >= 10), 1.0 + (i >= 12), i >= 14
+        scale, default["scale"], Settings.scale = (2.0 if i >= change else 1.0 for change in (4, 6, 8))
+        globals()["TEMPERATURE"], run.scale = (2.0 if i >= change else 1.0 for change in (10, 12))
+        table["late"] = i >= 14
         return F.cross_entropy(m(x), y)
 
     run.scale = 1.0
