@@ -101,27 +101,35 @@ def test_brackets_are_filled_before_they_are_halved_though_trials_come_one_by_on
     assert sorted(outcome(one_by_one)) == sorted(outcome(at_once))
 
 
-class Awkward(Stepper):
-    """Takes long to save. Trial 16 fails in its second rung, after the two others have come to that rung's end."""
-
-    def step(self) -> dict[str, Any]:
-        found = super().step()
-        if self.x == 16 and self.at == 3:
-            time.sleep(3)
-            raise RuntimeError("as ordered")
-        return {**found, "score": self.x + self.at}
-
+class SlowToSave(Stepper):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         time.sleep(0.5)
         super().save_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.core
-def test_a_bracket_goes_on_though_trials_save_while_it_ends_or_fail_last(tmp_path: Path) -> None:
-    # A whole band: three trials, five, and nine that train 1, 3 and 9 iterations. Seen: the search never ended.
-    results = fit("fluid", Awkward, {"x": tune.grid_search(list(range(17)))}, tmp_path, scheduler=hyperband(), fails=1)
-    lengths = [(found.metrics or {})["training_iteration"] for found in results]
-    assert lengths == [*[9] * 3, *[3] * 4, 9, *[1] * 6, 3, 9, 2]
+def test_a_trial_that_saves_while_its_bracket_ends_is_not_left_paused(tmp_path: Path) -> None:
+    results = fit("fluid", SlowToSave, {"x": tune.grid_search([0, 1])}, tmp_path, scheduler=hyperband())
+    assert [iteration for _, iteration, *_ in outcome(results)] == [9, 9]
+
+
+class LastToFail(Stepper):
+    """Trial 16 fails in its second rung, after the two others have come to that rung's end."""
+
+    def step(self) -> dict[str, Any]:
+        found = super().step()
+        if self.x == 16 and self.at == 3:
+            time.sleep(2)
+            raise RuntimeError("as ordered")
+        return {**found, "score": self.x + self.at}
+
+
+def test_a_rung_goes_on_when_the_last_trial_that_it_waits_for_fails(tmp_path: Path) -> None:
+    # A whole band; the nine trials of its last bracket train 1, 3 and 9 iterations. Seen: the search never ended.
+    space = {"x": tune.grid_search(list(range(17)))}
+    results = fit("fluid", LastToFail, space, tmp_path, scheduler=hyperband(), fails=1)
+    lengths = {found.config["x"]: (found.metrics or {})["training_iteration"] for found in results}
+    assert [lengths[x] for x in range(8, 17)] == [1, 1, 1, 1, 1, 1, 3, 9, 2]
 
 
 def test_hyperband_without_checkpoints_decides_the_same_and_repeats_nothing(tmp_path: Path) -> None:
