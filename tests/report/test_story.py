@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fluidtune.cli import cli
 from fluidtune.engine import Reason, Why, because
 from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Holdings
+from fluidtune.report.schema import SCHEMA
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
 from fluidtune.report.trial_lookup import UnknownTrialError, find_trial
 from tests.report.makers import (
@@ -31,7 +31,6 @@ from tests.report.makers import (
     started,
     written,
 )
-from tests.report.test_occupancy import Model, valid_runs
 from tests.report.test_summary import by_hand
 
 GROWS = because(Reason.IDLE_DEVICES, idle=1, width=1, to=2, left=20, left_to=11, resize=0.2)
@@ -225,14 +224,54 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
     assert len(few) == 1 + TOLD_WHOLE and not any("events like" in line for line in few)
 
 
-@settings(deadline=None, max_examples=100)
-@given(valid_runs(), st.lists(st.floats(-1, 9), min_size=1, max_size=9))
-def test_any_log_gives_a_story_that_mentions_every_change_of_width(run: Model, steps: list[float]) -> None:
-    """What an event may lack: tests/report/test_readable.py."""
+# Any log
+
+
+TEXTS = st.one_of(st.none(), st.text(max_size=9))
+#: Form of a field that readers rely on -> a value. Any other field has any text, or null.
+FORMED: dict[str, st.SearchStrategy[Any]] = {
+    "places": st.lists(st.integers(0, 3), max_size=3, unique=True),
+    "texts": st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3, unique=True),
+    **dict.fromkeys(("whole", "count"), st.integers(1, 3)),
+    **dict.fromkeys(("amount", "size", "number"), st.sampled_from([0.5, 1.0, 1 / 3]) | st.floats(0.001, 1000)),
+    **{"text": st.text(max_size=9), "given": TEXTS, "best": st.none()},
+}
+#: Field -> a value that it may have.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "trial": st.sampled_from(["a", "b", "ab"]),
+    "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
+    "ending": st.sampled_from(["paused", "stopped", "failed"]),
+    "verdict": st.sampled_from(["divided", "whole", "unknown"]),
+    "share": st.sampled_from([1.0, 0.5, 1 / 3]),
+    "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
+    "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
+    "reason": st.sampled_from(["", "one line", "two\nlines", "[brackets] and {braces}"]),
+}
+
+
+def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
+    if name == "run_started":
+        workers = st.sampled_from([None, 1, 4])
+        return st.builds(
+            lambda count, most: begin(0, count, settings={"max_workers": most}), st.integers(0, 4), workers
+        )
+    forms = {field: FORMED[form] for field, _, form, _ in SCHEMA[name].relied}
+    required, optional = (
+        {field: VALUES.get(field, forms.get(field, TEXTS)) for field in fields} for fields in SCHEMA[name][:2]
+    )
+    return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
+
+
+OF_A_JOB = list(SCHEMA)[: list(SCHEMA).index("serving_started")]
+LOGS = st.lists(st.sampled_from(OF_A_JOB).flatmap(event_strategy), max_size=120)
+
+
+@settings(deadline=None, max_examples=300)
+@given(LOGS, st.lists(st.floats(-1, 9), min_size=120, max_size=120))
+def test_any_log_gives_a_story_that_mentions_every_change_of_width(events: list[EventDict], steps: list[float]) -> None:
     at = 1000.0
     use, expected = Holdings(), []
-    events = [{**event} for _ in range(12) for event in run.events]  # long enough to be summed up
-    for event, step in zip(events, cycle(steps), strict=False):
+    for event, step in zip(events, steps, strict=False):
         at += step  # a clock may be set back
         event["t"] = at
         use.step(event)
