@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +16,12 @@ from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
-from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEFAULT
+from tests.cluster.test_worker import fresh, spec
 from tests.contracts.processes import peer_processes
-from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow]
 
@@ -53,11 +51,10 @@ class Stepping(Trainable):
     def load_checkpoint(self, checkpoint_dir: str) -> None: ...
 
 
-def hosting(folder: str, trainable: Any, delivered: int, restored: Any = None, **spec: Any) -> Worker:
+def hosting(folder: str, trainable: Any, delivered: int, restored: Any = None, **more: Any) -> Worker:
     """A worker that has just been given the trial. ``restored``: the newest checkpoint that Tune has."""
-    kwargs = {"config": {"notes": f"{folder}/notes"}, "storage": TrialStorage(Path(folder))}
-    worker = Worker("w", {})
-    assert isinstance(worker.load(trainable, LoadSpec("trial", kwargs, delivered=delivered, **spec)), GroupFacts)
+    worker, asked = fresh(), spec(folder, delivered, {"notes": f"{folder}/notes"}, **more)
+    assert isinstance(worker.load(trainable, asked), GroupFacts)
     if restored is not None:
         worker.restore(restored)
     return worker
@@ -79,14 +76,10 @@ def in_processes(tmp_path: Path) -> Any:
         found: Any = None
         for function in functions:
             with peer_processes(1) as (process,):
-                found = pickle.loads(process.call(pickled, function, str(tmp_path), pickle.dumps(found)))
+                found = process.call(function, str(tmp_path), found)
         return found
 
     return call
-
-
-def pickled(function: Callable[..., Any], folder: str, value: bytes) -> bytes:
-    return pickle.dumps(function(folder, pickle.loads(value)))
 
 
 def three_of_which_tune_has_one(folder: str, _: Any) -> Any:

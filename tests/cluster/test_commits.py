@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,6 +26,7 @@ from fluidtune.cluster.hosting.commit_stores import (
 )
 from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.elastic import Commit, CommitStore
+from tests.contracts.processes import python
 
 
 def after_a_restore(config: dict[str, object]) -> dict[str, object]:
@@ -77,11 +76,8 @@ def test_a_fingerprint_is_the_same_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "config").write_bytes(pickle.dumps(config))
     found = {fingerprint(config), fingerprint(after_a_restore(config) | {0: config[0]})}
     for seed in "12":
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", MARK, str(tmp_path / "config")]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        found.add(done.stdout.strip())
-    assert len(found) == 1, done.stderr
+        found.add(python("-c", MARK, str(tmp_path / "config"), PYTHONHASHSEED=seed).strip())
+    assert len(found) == 1
     for name, other in [
         ("weights", torch.tensor([[0.1], [0.3]])),
         ("loss", torch.nn.CrossEntropyLoss(weight=torch.zeros(3))),

@@ -15,6 +15,7 @@ from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyB
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.profiles import Profile
 from salus_share.errors import SalusError
+from tests.contracts.processes import python
 from tests.salus.processes import as_another_user
 
 
@@ -86,8 +87,7 @@ def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
 
 
 def test_an_emulated_worker_imports_no_torch():
-    code = "import sys, fluidtune.cluster.hosting.worker; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
+    python("-c", "import sys, fluidtune.cluster.hosting.worker; sys.exit('torch' in sys.modules)")
 
 
 def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, monkeypatch):

@@ -41,13 +41,6 @@ def turns(member: LaneMember, count: int = 3) -> None:
             bytearray(8 * MB)
 
 
-def touched(size: int) -> bytearray:
-    """Memory that is really there."""
-    block = bytearray(size)
-    block[::4096] = b"x" * len(block[::4096])
-    return block
-
-
 def there(settings: LaneSettings) -> dict[str, int]:
     """The lanes of the trials on the device, by trial."""
     where = home(settings.device)

@@ -167,41 +167,35 @@ def holds_its_gpu(config: dict[str, Any]) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(150)
 def test_a_job_on_gpus_with_lanes_runs_under_mps_outlives_its_faults_and_leaves_no_daemon(
-    tmp_path: Path, node: Node, one_ray: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node: Node, no_ray: None, one_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray import tune
 
     import fluidtune
-    from fluidtune.report import EVENT_LOG_NAME, read_events
-    from tests.tune.running import fit
+    from tests.tune.running import events_of, fit
 
     # Ray's workers find the stand-ins where this process does.
     monkeypatch.setenv("NVML_STANDIN", ",".join(node.uuids))
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    one_ray.stop()
     one_ray.use(num_cpus=2, num_gpus=2)
-    try:
-        executor = fluidtune.FluidExecutor(devices="gpu:1", max_packing=2, lanes="HPT", device_memory=4 << 30)
-        trainable = tune.with_resources(holds_its_gpu, {"cpu": 0.5, "gpu": 0.5})
-        results = fit("fluid", trainable, {"x": tune.grid_search([1, 2])}, tmp_path, executor=executor)
-        assert not results.errors
-        client, faulty = (result.metrics for result in results)
-        (began,) = node.told("-d")
-        gpu = node.uuids.index(began["CUDA_VISIBLE_DEVICES"])
-        assert client["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
-        assert client["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
-        assert (client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], client["NCCL_P2P_DISABLE"]) == ("0=4096M", "1")
-        # It went on in another process, which shares the GPU by time slices.
-        assert faulty["training_iteration"] == 3
-        assert faulty["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "none")
-        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
-        under = [event["mps"] for event in events if event["event"] == "worker_started"]
-        assert under[:2] == [True, True] and not under[-1]
-        assert [event["event"] for event in events].count("worker_lost") == 1, "it was tried again under MPS"
-        # Ray killed the workers; the guard has seen it.
-        until(lambda: node.told("quit"))
-    finally:
-        one_ray.stop()
+    executor = fluidtune.FluidExecutor(devices="gpu:1", max_packing=2, lanes="HPT", device_memory=4 << 30)
+    trainable = tune.with_resources(holds_its_gpu, {"cpu": 0.5, "gpu": 0.5})
+    results = fit("fluid", trainable, {"x": tune.grid_search([1, 2])}, tmp_path, executor=executor)
+    client, faulty = (result.metrics for result in results)
+    (began,) = node.told("-d")
+    gpu = node.uuids.index(began["CUDA_VISIBLE_DEVICES"])
+    assert client["CUDA_VISIBLE_DEVICES"] == node.uuids[gpu]
+    assert client["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "pipe")
+    assert (client["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], client["NCCL_P2P_DISABLE"]) == ("0=4096M", "1")
+    # It went on in another process, which shares the GPU by time slices.
+    assert faulty["training_iteration"] == 3
+    assert faulty["CUDA_MPS_PIPE_DIRECTORY"] == str(node.home(gpu) / "none")
+    events = events_of(tmp_path)
+    under = [event["mps"] for event in events if event["event"] == "worker_started"]
+    assert under[:2] == [True, True] and not under[-1]
+    assert [event["event"] for event in events].count("worker_lost") == 1, "it was tried again under MPS"
+    # Ray killed the workers; the guard has seen it.
+    until(lambda: node.told("quit"))
 
 
 class Client:

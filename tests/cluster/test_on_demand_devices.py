@@ -300,3 +300,41 @@ def test_a_job_whose_ray_cannot_be_asked_does_not_grow(cluster: Cluster) -> None
     job.demand = DeviceDemand({}, growing=2)
     job.poll()
     assert cluster.groups == []
+
+
+def two_devices(cluster: Cluster, share: float = 1.0) -> OnDemandCase:
+    """They are there."""
+    case = OnDemandCase(cluster, share)
+    case.bring(0)
+    case.bring(1)
+    case.source.poll()
+    return case
+
+
+def test_a_broken_device_is_gone_once_for_its_reason_and_stays_reserved(cluster: Cluster) -> None:
+    case = two_devices(cluster)
+    assert case.source.give_up(0, "fell off the bus") and case.source.give_up(0, "said again")
+    assert set(case.source.nodes) == {1}
+    assert case.source.poll() == ({}, [0]) and case.source.reasons == {0: "fell off the bus"}
+    assert case.source.poll() == ({}, []) and case.source.reasons == {}
+    assert case.held() == 2, "nobody else gets it either"
+
+
+@pytest.mark.parametrize(("share", "left"), [(1.0, {0}), (2.0, {0, 1})])
+def test_a_broken_device_that_each_trial_needs_is_not_given_up(cluster: Cluster, share: float, left: set[int]) -> None:
+    case = two_devices(cluster, share)
+    assert [case.source.give_up(device, "broken") for device in (1, 0)] == [share == 1.0, False]
+    assert set(case.source.nodes) == left
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["leased", "own"])
+def test_a_broken_device_that_comes_again_is_another_one_unless_numbers_stay(cluster: Cluster, numbered: bool) -> None:
+    case = two_devices(cluster)
+    case.source.numbered = numbered
+    case.source.give_up(0, "broken")
+    case.source.poll()
+    case.take_away(0)
+    assert case.source.poll() == ({}, []), "that it is gone was said before"
+    case.bring(0)
+    came, gone = case.source.poll()
+    assert (set(came), gone, set(case.source.nodes)) == ((set(), [], {1}) if numbered else ({0}, [], {0, 1}))

@@ -7,12 +7,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import ray
 
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices.layout import Layout
-from fluidtune.cluster.forks import nodes
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, Use
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
@@ -70,10 +71,9 @@ class Ray:
         #: The node of this process.
         self.here = "another"
         self.kill = self.killed.append
-        for module in (pool_module, new_processes, nodes):
-            monkeypatch.setattr(module, "ray", self)
+        for name in ("get_runtime_context", "nodes", "wait", "remote", "kill"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
         monkeypatch.setattr(pool_module, "end_made_by", lambda actor: None)
-        monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(runtime_env={}, get_node_id=lambda: self.here)
@@ -92,10 +92,6 @@ class Ray:
         actor = SimpleNamespace(options=lambda **options: self.options.append(options) or actor)
         actor.remote = lambda *args: self.args.append(args)
         return actor
-
-    def pool(self, layout: Layout, devices: Any) -> WorkerPool:
-        devices.group, devices.bundle = lambda device: "g", lambda device: device
-        return WorkerPool(layout, devices, NewProcesses(layout, devices, "job"))
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +189,7 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
     # Seen: the 10 s for workers and those for exit handlers added up to 20 s.
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     (idle, stuck, unborn), waited = (taken(pool, device) for device in range(3)), []
-    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
+    monkeypatch.setattr(psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
     for worker in (idle, stuck):
         worker.starting = False
     pool.return_worker(idle)
@@ -212,7 +208,7 @@ def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, as
     last.starting, last.info = False, WorkerInfo(os.getpid())
     if not serves:
         pool.return_worker(last)
-    monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.extend(processes))
+    monkeypatch.setattr(psutil, "wait_procs", lambda processes, timeout: waited.extend(processes))
     pool.close()
     assert pool.ended == [last.actor] and [each.pid for each in waited] == [os.getpid()] * serves
 
@@ -252,7 +248,7 @@ def test_what_a_process_is_started_with(asked: Ray) -> None:
     assert [args[2] for args in asked.args] == [MpsSettings(1 << 30), None, None, None]
     assert asked.args[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
     placed = [options["scheduling_strategy"] for options in asked.options[::2]]
-    assert placed == [(("g",), {"placement_group_bundle_index": bundle}) for bundle in (1, 0)]
+    assert [(each.placement_group, each.placement_group_bundle_index) for each in placed] == [("g", 1), ("g", 0)]
 
 
 def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(
@@ -262,8 +258,9 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
     monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
-    devices, asked.cores = SimpleNamespace(nodes={0: "first"}), {"first": 1.0}
-    pool = asked.pool(CORES, devices)
+    there = {"group": lambda device: "g", "bundle": lambda device: device}
+    devices, asked.cores = SimpleNamespace(nodes={0: "first"}, **there), {"first": 1.0}
+    pool = WorkerPool(CORES, devices, NewProcesses(CORES, devices, "job"))
     pool.start_worker(0)
     asked.cores["second"] = 1.0
     devices.nodes[1] = "second"

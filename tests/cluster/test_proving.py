@@ -7,79 +7,61 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ray import tune
 from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
-from fluidtune.cluster.hosting import leader_host
-from fluidtune.cluster.hosting import worker as worker_module
-from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune import elastic
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.elastic import BeginsAnew
 from fluidtune.group_facts import GroupFacts
-from tests.cluster.test_worker import fresh, session_here
+from tests.cluster.test_worker import fresh, session_here, spec
 from tests.contracts.processes import peer_processes
-from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 LAST = 8
 
 
-def trained(config: dict[str, Any]) -> None:
-    """A function whose rate follows a counter: of its own, or kept in `elastic.state`."""
-    import torch
-
-    from fluidtune import elastic
-
+def prepared(config: dict[str, Any]) -> tuple[Any, ...]:
+    """A model, its optimizer, and where the loop keeps its counter; None: in a variable of its own."""
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     elastic.prepare(model, optimizer)
-    kept = elastic.state(steps=0) if config["keeps"] else None
-    steps = 0
+    return model, optimizer, elastic.state(steps=0) if config["keeps"] else None
+
+
+def stepped(model: Any, optimizer: Any, kept: Any, steps: int) -> float:
+    """One step, whose rate follows the counter."""
+    if kept is not None:
+        kept.steps += 1
+        steps = kept.steps
+    loss = (model(torch.randn(4, 2)) * steps).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
+
+
+def trained(config: dict[str, Any]) -> None:
+    parts, steps = prepared(config), 0
     for _ in elastic.epochs(0, LAST):
-        if kept is None:
-            steps += 1
-        else:
-            kept.steps += 1
-        x = torch.randn(4, 2)
-        loss = (model(x) * (steps if kept is None else kept.steps)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        tune.report({"loss": loss.item(), "epoch_time": float(os.getpid())})
+        steps += not config["keeps"]
+        tune.report({"loss": stepped(*parts, steps), "epoch_time": float(os.getpid())})
 
 
 class Trained(Trainable):
     """The same as a class."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        import torch
-
-        from fluidtune import elastic
-
-        torch.manual_seed(1)
-        self.model = torch.nn.Linear(2, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        elastic.prepare(self.model, self.optimizer)
-        self.progress = elastic.state(steps=0) if config["keeps"] else None
-        self.steps = 0
+        self.parts, self.steps = prepared(config), 0
 
     def step(self) -> dict[str, Any]:
-        import torch
-
-        if self.progress is None:
-            self.steps += 1
-            steps = self.steps
-        else:
-            self.progress.steps += 1
-            steps = self.progress.steps
-        loss = (self.model(torch.randn(4, 2)) * steps).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return {"loss": loss.item(), "done": self.iteration + 1 == LAST}
+        self.steps += not self.config["keeps"]
+        return {"loss": stepped(*self.parts, self.steps), "done": self.iteration + 1 == LAST}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         Path(checkpoint_dir, "steps").write_text(str(self.iteration))
@@ -90,12 +72,8 @@ KINDS = {"function": lambda: wrap_function(trained), "class": lambda: Trained}
 
 def begin(folder: str, kind: str, keeps: bool, delivered: int) -> Worker:
     """A worker with the trial."""
-    worker = fresh(folder, "w")
-    kwargs: dict[str, Any] = {"config": {"keeps": keeps}}
-    if kind == "function":
-        kwargs["storage"] = TrialStorage(Path(folder))
-        worker_module.storage_of = leader_host.storage_of = lambda spec: spec.kwargs["storage"]
-    assert isinstance(worker.load(KINDS[kind](), LoadSpec("trial", kwargs, delivered=delivered)), GroupFacts)
+    worker = fresh()
+    assert isinstance(worker.load(KINDS[kind](), spec(folder, delivered, {"keeps": keeps})), GroupFacts)
     return worker
 
 

@@ -7,13 +7,11 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 
 from fluidtune.cluster.hosting import commit_stores, leader_host
@@ -26,7 +24,8 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import trainable_module
 from salus_share.seat_table import FILE, home
 from tests.cluster.test_commits import Failing
-from tests.contracts.processes import peer_processes
+from tests.contracts.processes import in_a_process, peer_processes
+from tests.ray_compat.storage import TrialStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -36,14 +35,6 @@ def test_an_iteration_takes_time_whatever_its_result_says(said):
     """Seen: a restored job ended with an EngineError where a script reports a `time_this_iter_s` of 0."""
     assert 0 < leader_host.seconds_of({"time_this_iter_s": said}) <= 1
     assert (leader_host.seconds_of({"time_this_iter_s": 2.5}), leader_host.seconds_of({})) == (2.5, 1e-6)
-
-
-class Storage:
-    """A trial's directory."""
-
-    def __init__(self, folder: str) -> None:
-        self.trial_fs_path = folder
-        self.storage_filesystem = LocalFileSystem()
 
 
 class Counting(Trainable):
@@ -59,9 +50,6 @@ class Counting(Trainable):
         self.module = elastic.prepare(self.module)
 
     def step(self) -> dict[str, Any]:
-        if self.config.get("notes"):
-            with open(os.path.join(self.config["notes"], str(os.getpid())), "a") as file:
-                file.write(f"{self.iteration} ")
         self.module.weight.data += 1
         return {"steps": self.module.weight.item(), "iteration_before": self.iteration}
 
@@ -76,20 +64,24 @@ class Counting(Trainable):
 _worker: list[Worker] = []
 
 
-def fresh(folder: str, name: str) -> Worker:
-    """A process that serves a trial in this folder."""
+def fresh(name: str = "w") -> Worker:
+    """A process that serves a trial."""
     from fluidtune.elastic import use
 
     use(None)
-    leader_host.storage_of = lambda spec: Storage(folder)
     _worker[:] = [Worker(name, {})]
     return _worker[0]
 
 
-def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
+def spec(folder: str, delivered: int = 0, config: dict[str, Any] | None = None, **more: Any) -> LoadSpec:
+    kwargs = {"config": config or {}, "storage": TrialStorage(Path(folder))}
+    return LoadSpec("trial", kwargs, delivered=delivered, **more)
+
+
+def hosting(folder: str, delivered: int = 0, trainable: type = Counting) -> Worker:
     """It has taken the place of one that hosted the trial and died."""
-    worker = fresh(folder, "w")
-    assert isinstance(worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)), GroupFacts)
+    worker = fresh()
+    assert isinstance(worker.load(trainable, spec(folder, delivered)), GroupFacts)
     return worker
 
 
@@ -113,17 +105,14 @@ def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[st
 
 
 @pytest.fixture
-def in_a_process(tmp_path: Path) -> Any:
-    """Run a function there, with a folder for the trial."""
-    with peer_processes(1) as (process,):
-
-        def call(fn: Callable[..., Any], *args: Any) -> Any:
-            return process.call(fn, str(tmp_path), *args)
-
-        yield call
+def folder(tmp_path: Path) -> str:
+    """The trial's."""
+    return str(tmp_path)
 
 
-def moved(folder: str, saved: int) -> None:
+@pytest.mark.parametrize("saved", [3, 5, 6, 8])
+@in_a_process
+def test_a_moved_trials_commit_has_what_was_reported_before(folder: str, saved: int) -> None:
     train(hosting(folder), 6)  # the last commit is of iteration 5
     second = hosting(folder, delivered=6)
     train(second, 3)
@@ -135,39 +124,23 @@ def moved(folder: str, saved: int) -> None:
     assert ran_again == 3, f"it has results up to 8 in its commit, and ran {ran_again} iterations"
 
 
-@pytest.mark.parametrize("saved", [3, 5, 6, 8])
-def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, saved: int) -> None:
-    in_a_process(moved, saved)
-
-
-def away(folder: str) -> list[Any]:
-    """What trials do whose storage fails a number of times while they are loaded, by the iterations that Tune knows.
-
-    The last commit is of iteration 2.
-    """
-    train(hosting(folder), 3)
+@in_a_process
+def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_nothing_there(folder: str) -> None:
+    """Seen: the trial failed, as did one with a commit of a class that the script had renamed."""
+    train(hosting(folder), 3)  # the last commit is of iteration 2
     commit_stores.insist.__defaults__ = ((0.0, 0.0),)
     found: list[Any] = []
     for fails, delivered in ((3, 3), (2, 3), (3, 0)):
-        files = Failing()
-        storage = Storage(folder)
-        storage.storage_filesystem = files
-        worker = fresh(folder, "w")
-        leader_host.storage_of = lambda spec, storage=storage: storage
-        files.fails = fails
+        worker, files, asked = fresh(), Failing(), spec(folder, delivered)
+        asked.kwargs["storage"].storage_filesystem, files.fails = files, fails
         try:
-            worker.load(Counting, LoadSpec("trial", {"config": {}}, delivered=delivered))
+            worker.load(Counting, asked)
         except commit_stores.StorageAway:
             found.append("raised")
             continue
         [result] = train(worker, 1)
         found.append((result["training_iteration"], result["steps"], result["iterations_since_restore"]))
-    return found
-
-
-def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_nothing_there(in_a_process: Any) -> None:
-    """Seen: the trial failed, as did one with a commit of a class that the script had renamed."""
-    assert in_a_process(away) == ["raised", (4, 4.0, 3), (1, 1.0, 1)]
+    assert found == ["raised", (4, 4.0, 3), (1, 1.0, 1)]
 
 
 class Stepping(Counting):
@@ -177,24 +150,18 @@ class Stepping(Counting):
         return {**super().step(), "timesteps_this_iter": 10, "episodes_this_iter": 2}
 
 
-def totals(folder: str) -> list[tuple[int, int]]:
-    """What Tune counts in an iteration after a commit, and after a proof."""
-    worker = fresh(folder, "w")
-    worker.load(Stepping, LoadSpec("trial", {"config": {}}))
-    train(worker, 3)
-    worker = fresh(folder, "w")
-    worker.load(Stepping, LoadSpec("trial", {"config": {}}, delivered=3))
+@in_a_process
+def test_timesteps_and_episodes_are_counted_on_from_a_commit_and_after_a_proof(folder: str) -> None:
+    """Seen: after a move, `timesteps_total` and `episodes_total` began at 0."""
+    train(hosting(folder, trainable=Stepping), 3)
+    worker = hosting(folder, 3, Stepping)
     results = train(worker, 2)
     leader = worker._leader
     assert leader is not None and leader.reports is not None
     leader.reports.go_on(replace(leader.reports.note(), iteration=2, timesteps_total=20, episodes_total=4))
     results += train(worker, 1)
-    return [(result["timesteps_total"], result["episodes_total"]) for result in results]
-
-
-def test_timesteps_and_episodes_are_counted_on_from_a_commit(in_a_process: Any) -> None:
-    """Seen: after a move, `timesteps_total` and `episodes_total` began at 0."""
-    assert in_a_process(totals) == [(40, 8), (50, 10), (60, 12)]
+    counted = [(result["timesteps_total"], result["episodes_total"]) for result in results]
+    assert counted == [(40, 8), (50, 10), (60, 12)]
 
 
 class Splitting(Counting):
@@ -216,8 +183,7 @@ class Splitting(Counting):
 
 def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     """(what a leader's setup has drawn, its initial streams, those that it sends with its next iteration)."""
-    worker = fresh(folder, "w")
-    assert isinstance(worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)), GroupFacts)
+    worker = hosting(folder, delivered, Splitting)
     worker.train()
     reply = worker.train()
     store = session_here()._commits.store
@@ -254,15 +220,6 @@ class Following(divided_follower.Follower):
         Following.closed += 1
 
 
-def followed(folder: str, attached: Any, ran: Any, broken: Any) -> tuple[Any, ...]:
-    divided_follower.Follower = Following  # type: ignore[misc]
-    Following.how = attached, ran
-    worker = fresh(folder, "f")
-    worker._probe.broken = lambda error: broken  # type: ignore[method-assign]
-    spec = AttachSpec("trial", ("here", 1), device="gpu" if broken else "cpu")
-    return worker.attach(spec), worker.follow(), worker.unload(), Following.closed
-
-
 @pytest.mark.parametrize(
     ("attached", "ran", "broken", "answers"),
     [
@@ -273,11 +230,19 @@ def followed(folder: str, attached: Any, ran: Any, broken: Any) -> tuple[Any, ..
         (None, RuntimeError("CUDA"), Lack("it is lost", broken=0), (None, Lack("it is lost", broken=0))),
     ],
 )
-def test_what_a_follower_answers(in_a_process: Any, attached: Any, ran: Any, broken: Any, answers: Any) -> None:
-    assert in_a_process(followed, attached, ran, broken) == (*answers, False, 1)
+@in_a_process
+def test_what_a_follower_answers(folder: str, attached: Any, ran: Any, broken: Any, answers: Any) -> None:
+    divided_follower.Follower = Following  # type: ignore[misc]
+    Following.how = attached, ran
+    worker = fresh("f")
+    worker._probe.broken = lambda error: broken  # type: ignore[method-assign]
+    asked = AttachSpec("trial", ("here", 1), device="gpu" if broken else "cpu")
+    assert (worker.attach(asked), worker.follow()) == answers
+    assert not worker.unload() and Following.closed == 1
 
 
-def restored_past_its_commit(folder: str) -> None:
+@in_a_process
+def test_a_checkpoint_that_is_newer_than_the_commit_is_gone_on_from(folder: str) -> None:
     first = hosting(folder)
     train(first, 5)
     train(first, 2, commits=False)
@@ -290,10 +255,6 @@ def restored_past_its_commit(folder: str) -> None:
     third = hosting(folder, delivered=9)
     third.restore(checkpoint)
     assert [(r["training_iteration"], r["steps"]) for r in train(third, 1)] == [(10, 10)]
-
-
-def test_a_checkpoint_that_is_newer_than_the_commit_is_gone_on_from(in_a_process: Any) -> None:
-    in_a_process(restored_past_its_commit)
 
 
 class Keeping(Trainable):
@@ -329,52 +290,46 @@ class NoLogger:
         return lambda *args: None
 
 
-def kept_between_trials(folder: str) -> list[str]:
-    worker = fresh(folder, "w")
+@in_a_process
+def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(folder: str) -> None:
+    worker = fresh()
     older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
-    more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
+
+    def keeping(x: int) -> LoadSpec:
+        asked = spec(folder, config={"x": x})
+        asked.kwargs.update({"logger_creator": lambda config: NoLogger(folder)} if older else {})
+        return asked
+
     for x in (1, 2, 3):
-        assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})), GroupFacts)
+        assert isinstance(worker.load(Keeping, keeping(x)), GroupFacts)
         result = worker.train().result
         assert (result["x"], result["training_iteration"]) == (x, 1)
         assert worker.unload(keep=True)
-    assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})), GroupFacts)
+    assert isinstance(worker.load(Keeping, keeping(4)), GroupFacts)
     assert worker.unload(keep=True)
     with pytest.raises(ValueError, match="no further trial"):
-        worker.load(Keeping, LoadSpec("trial", {"config": {"x": 5}, **more}))
-    return Keeping.told
-
-
-def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(in_a_process: Any) -> None:
-    told = in_a_process(kept_between_trials)
+        worker.load(Keeping, keeping(5))
     # The reset to 3 is refused, and that to 4 too: these trials get an object of their own.
     first = ["read", "reset", "reset", "cleanup 3", "read", "reset", "cleanup 4", "read"]
     # Seen: an object whose reset raises never got its `cleanup()`.
-    assert told == [*first, "reset", "cleanup 4"]
-
-
-def unload_from_a_lane(folder: str, keep: bool) -> tuple[bool, bool, bool]:
-    """Whether a trial was in a lane of its device before it was unloaded, and after; and whether its worker stays."""
-    worker = fresh(folder, "w")
-    settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket(0, (0.3, 0.1), 10.0, 0)
-    try:
-        assert isinstance(
-            worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)), GroupFacts
-        )
-        worker.train(ticket)
-        table = home(settings.device) / FILE
-        shared = table.exists()
-        stays = worker.unload(keep)
-        return shared, table.exists(), stays
-    finally:
-        shutil.rmtree(home(settings.device), ignore_errors=True)
+    assert Keeping.told == [*first, "reset", "cleanup 4"]
 
 
 @pytest.mark.parametrize("keep", [True, False])
+@in_a_process
 def test_a_trial_that_shared_its_device_to_the_end_leaves_its_lane_and_its_process_ends(
-    in_a_process: Any, keep: bool
+    folder: str, keep: bool
 ) -> None:
-    assert in_a_process(unload_from_a_lane, keep) == (True, False, False)
+    worker = fresh()
+    settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket(0, (0.3, 0.1), 10.0, 0)
+    try:
+        assert isinstance(worker.load(Counting, spec(folder, lanes=settings, ticket=ticket)), GroupFacts)
+        worker.train(ticket)
+        table = home(settings.device) / FILE
+        assert table.exists()
+        assert not worker.unload(keep) and not table.exists()
+    finally:
+        shutil.rmtree(home(settings.device), ignore_errors=True)
 
 
 def test_no_trial_of_a_worker_imports_ipython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,21 @@ group of torch exists there yet.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import multiprocessing
 import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -87,6 +92,21 @@ def peer_processes(n: int) -> Iterator[list[PeerProcess]]:
             peer.close()
 
 
+def in_a_process(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that runs in a process of its own, which gets what the test is given."""
+
+    @functools.wraps(test)
+    def outside(**given: Any) -> None:
+        with peer_processes(1) as (process,):
+            process.call(_inside, test.__module__, test.__name__, given)
+
+    return outside
+
+
+def _inside(module: str, name: str, given: dict[str, Any]) -> None:
+    getattr(importlib.import_module(module), name).__wrapped__(**given)
+
+
 def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
     """Wait until ``condition()`` is true, and return it. AssertionError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
@@ -94,6 +114,14 @@ def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout} s: {condition}"
         time.sleep(0.005)
     return found
+
+
+def python(*words: str, by: Sequence[str] = (sys.executable,), cwd: Path | None = None, **variables: str) -> str:
+    """What a process of this Python prints, which finds this project and comes to its end well. ``by``: its start."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    done = subprocess.run([*by, *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def connected(path: str) -> socket.socket:

@@ -5,15 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.contracts.processes import PeerProcess, peer_processes
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[PeerProcess]]:
-    """Three processes; each has one thread of torch."""
-    with peer_processes(3) as started:
-        yield started
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

@@ -6,6 +6,7 @@ session, and fresh objects of the loop. All lives are in this process, so that a
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import BeginsAnew, Commit, CommitStore, ElasticSession, Left
+from fluidtune.elastic.data.trial_state import TrialState
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 
 Loop = Callable[[Callable[..., None]], Any]
@@ -34,6 +36,14 @@ class LocalFiles:
 
     def read_bytes(self, path: str) -> bytes:
         return Path(path).read_bytes()
+
+
+def state_of(*objects: Any, pickling: Any = pickle, device: str = "cpu") -> TrialState:
+    """That of a trial whose loop begins now, with these objects."""
+    state = TrialState(torch.device(device), pickling)
+    state.add(objects)
+    state.loop_begins()
+    return state
 
 
 def store_in(folder: Any, **more: Any) -> CommitStore:

@@ -16,17 +16,13 @@ from fluidtune import elastic
 from fluidtune.elastic import BeginsAnew, Commit, ElasticSession
 
 from . import kept_loops
-from .restarts import EveryBoundary, LocalFiles, same, store_in
-
-
-def lone_session(**more):
-    return ElasticSession(**{"trial": "t", **more})
+from .restarts import EveryBoundary, LocalFiles, same, state_of, store_in
 
 
 @contextmanager
 def in_session(**more):
-    """`lone_session`, in use by this process."""
-    session = lone_session(**more)
+    """A session, in use by this process."""
+    session = ElasticSession(trial="t", **more)
     elastic.use(session)
     try:
         yield session
@@ -201,48 +197,32 @@ def test_the_second_of_a_pair_waits_for_no_write_and_comes_after_the_first(tmp_p
 def test_a_snapshot_shares_nothing_with_what_goes_on_before_and_after_it_is_loaded():
     model, optimizer, _ = kept_loops.parts()
     progress = elastic.state(history=[1])
-    session = lone_session()
-    session.prepare(model, optimizer, progress)
+    state = state_of(model, optimizer, progress)
     x, y = kept_loops.data().tensors
     kept_loops.step(model, optimizer, x, y)
-    state = session._objects.capture()
-    before = copy.deepcopy(session._objects.now())
+    kept, before = state.capture(), copy.deepcopy(state.now())
     for _ in range(2):
         kept_loops.step(model, optimizer, x, y)
         optimizer.param_groups[0]["lr"] = 7.0
         progress.history.append(2)
-        session._objects.load(state)
-        assert same(session._objects.now()["stateful"], before["stateful"])
-    assert session._objects.readable(state)["stateful"][0]._metadata == model.state_dict()._metadata
-    session.close()
-
-
-def test_a_parameter_of_no_module_is_part_of_the_state():
-    one, other = (torch.nn.Parameter(torch.full((1,), value)) for value in (3.0, 1.0))
-    first, second = lone_session(), lone_session()
-    first.prepare(torch.optim.SGD([one], lr=0.1)), second.prepare(torch.optim.SGD([other], lr=0.1))
-    second._objects.load(first._objects.capture())
-    assert torch.equal(one, other)
-    first.close(), second.close()
+        state.load(kept)
+        assert same(state.now()["stateful"], before["stateful"])
+    assert state.readable(kept)["stateful"][0]._metadata == model.state_dict()._metadata
 
 
 @pytest.mark.gpu
 def test_a_tensor_of_a_gpu_trials_state_is_on_the_gpu_after_a_commit():
-    session, teacher = lone_session(device="cuda"), torch.nn.Linear(2, 2).cuda()
-    (own,) = session.prepare(elastic.state(rates=torch.ones(2, device="cuda"), on_cpu=torch.ones(2), teacher=teacher))
-    session._objects.load(session._objects.capture())
+    teacher = torch.nn.Linear(2, 2).cuda()
+    own = elastic.state(rates=torch.ones(2, device="cuda"), on_cpu=torch.ones(2), teacher=teacher)
+    state = state_of(own, device="cuda")
+    state.load(state.capture())
     assert own.rates.is_cuda and own.teacher.weight.is_cuda and not own.on_cpu.is_cuda
-    session.close()
 
 
 def resumed(start, commit_at=2, stop=5):
     """The epochs that run, and the iteration at the end, when the user's start is ``start``."""
     model = torch.nn.Linear(2, 1)
-    first = lone_session()
-    first.prepare(model)
-    state = first._objects.capture()
-    first.close()
-    kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state)
+    kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state_of(model).capture())
     other = torch.nn.Linear(2, 1)
     with in_session(resume=kept, fingerprint="f") as session:
         assert session.iteration == commit_at + 10
@@ -267,9 +247,7 @@ def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_
         elastic.prepare(model)
         return list(elastic.epochs(start, 10))
 
-    with in_session() as session:
-        phase(0)
-        kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=session._objects.capture())
+    kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=state_of(model).capture())
     with in_session(resume=kept, commits=store) as session:
         assert phase(3) == []
         with pytest.raises(BeginsAnew, match="number 2, which"):
@@ -282,7 +260,8 @@ def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_
 
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
     notes = iter(["first", "second", "third"])
-    session = lone_session(
+    session = ElasticSession(
+        trial="t",
         commits=EveryBoundary(tmp_path),
         resume=Commit("t", "", loop=0, epoch=2, iteration=2, state=b""),
         note=lambda: next(notes),
@@ -298,7 +277,7 @@ def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
 
 def test_a_commit_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="'f', not 'g'"):
-        lone_session(resume=commit(1), fingerprint="g")
+        ElasticSession(trial="t", resume=commit(1), fingerprint="g")
 
 
 def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_path):
@@ -322,20 +301,17 @@ def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_p
 @pytest.mark.parametrize("parameters", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adam])
 def test_an_optimizers_state_keeps_its_types(kind, parameters):
-    sessions, optimizers = [], []
+    states, optimizers = [], []
     for _ in range(2):
         model = torch.nn.Linear(3, 1).to(parameters)
         optimizers.append(kind(model.parameters(), lr=0.01))
-        sessions.append(lone_session())
-        sessions[-1].prepare(model, optimizers[-1])
+        states.append(state_of(model, optimizers[-1]))
         model(torch.ones(2, 3, dtype=parameters)).sum().backward()
         optimizers[-1].step()
-    sessions[1]._objects.load(sessions[0]._objects.capture())
+    states[1].load(states[0].capture())
     given, found = (list(optimizer.state.values()) for optimizer in optimizers)
     for ours, theirs in zip(found, given, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             if isinstance(value, torch.Tensor):
                 assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
-    for session in sessions:
-        session.close()

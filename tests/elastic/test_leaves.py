@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import types
+from functools import partial
 
 import numpy
 import pytest
@@ -14,6 +15,7 @@ from ray import cloudpickle
 from fluidtune import elastic
 from fluidtune.elastic import Commit, ElasticSession
 
+from . import restarts
 from .restarts import store_in
 
 SCRIPT = """
@@ -65,21 +67,17 @@ def keep(store, iteration, state, note=None):
         assert store.offer(lambda made=made: made, force=True) and store.flush()
 
 
-def session_with(*objects, **more):
-    session = ElasticSession(trial="t", pickling=cloudpickle, **more)
-    session.prepare(*objects)
-    session._objects.loop_begins()
-    return session
+state_of = partial(restarts.state_of, pickling=cloudpickle)
 
 
 def trained(epochs):
-    """A session whose optimizer a scheduler of the script steers, with another one in it that goes on after it."""
+    """A state whose optimizer a scheduler of the script steers, with another one in it that goes on after it."""
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
     after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     warm = script().Warm(optimizer, after, 4)
-    session = session_with(optimizer, warm)
+    state = state_of(optimizer, warm)
     steered(optimizer, warm, epochs)
-    return session, optimizer, warm
+    return state, optimizer, warm
 
 
 def steered(optimizer, scheduler, epochs):
@@ -94,49 +92,45 @@ def steered(optimizer, scheduler, epochs):
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_that_steps(epochs, tmp_path):
     # Seen: such a trial failed when it grew ("Can't pickle"), or its learning rate did not change after a move.
-    session, optimizer, scheduler = trained(epochs)
+    state, optimizer, scheduler = trained(epochs)
     store = store_in(tmp_path, pickling=cloudpickle)
-    keep(store, epochs, session._objects.capture())
+    keep(store, epochs, state.capture())
     expected = steered(optimizer, scheduler, 4)
     other, its_optimizer, its_scheduler = trained(0)
-    other._objects.load(store_in(tmp_path).load().state)
+    other.load(store_in(tmp_path).load().state)
     assert steered(its_optimizer, its_scheduler, 4) == expected
-    session.close(), other.close()
 
 
 def test_what_refers_to_a_prepared_module_refers_to_that_of_the_process():
     def averaged():
         model = torch.nn.Sequential(torch.nn.Linear(2, 1))
         own = script().Counted(whole=model, part=model[0], held={model[0].weight}, count=3)
-        return model, own, session_with(model, own)
+        return model, own, state_of(model, own)
 
     (_, _, first), (model, own, second) = averaged(), averaged()
-    second._objects.load(first._objects.capture())
+    second.load(first.capture())
     assert own.whole is model and own.part is model[0] and own.count == 3
     assert next(iter(own.held)) is model[0].weight
-    first.close(), second.close()
 
 
 def test_classes_of_the_script_are_those_that_the_process_has():
     """A restored run has other ones of the same names. Nothing of a class that is there is written over."""
     first, second = script(), script()
-    kept = session_with(first.Counted(mode=first.Mode.COLD, record=first.Record(first.Mode.WARM), kind=first.Record))
+    kept = state_of(first.Counted(mode=first.Mode.COLD, record=first.Record(first.Mode.WARM), kind=first.Record))
     second.Record.steps = 7
     own = second.Counted(mode=second.Mode.WARM, record=second.Record(second.Mode.COLD), kind=None)
-    other = session_with(own)
-    other._objects.load(kept._objects.capture())
+    other = state_of(own)
+    other.load(kept.capture())
     assert own.mode is second.Mode.COLD and own.record.mode is second.Mode.WARM
     assert type(own.record) is own.kind is second.Record and second.Record.steps == 7
-    kept.close(), other.close()
 
 
 def test_a_class_that_the_process_has_not_comes_with_the_state():
-    kept = session_with(script().Counted(records=[script().Record(3)]))
+    kept = state_of(script().Counted(records=[script().Record(3)]))
     own = script().Counted(records=[])
-    other = session_with(own)
-    other._objects.load(kept._objects.capture())
+    other = state_of(own)
+    other.load(kept.capture())
     assert [record.mode for record in own.records] == [3]
-    kept.close(), other.close()
 
 
 def test_plain_state_may_refer_to_what_was_prepared():
@@ -144,24 +138,24 @@ def test_plain_state_may_refer_to_what_was_prepared():
         optimizers = [torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0) for _ in range(2)]
         draws = random.Random(3)
         own = elastic.state(active=optimizers[0], draws=draws, history=[numpy.ones(2)], best=numpy.float64(2.0))
-        return optimizers, draws, own, session_with(*optimizers, draws, own)
+        return optimizers, draws, own, state_of(*optimizers, draws, own)
 
     (first, _, now, kept), (second, draws, own, other) = alternating(), alternating()
     now.active = first[1]
-    state = kept._objects.capture()
+    state = kept.capture()
     now.history[0][0] = 5.0
     for _ in range(2):  # a commit may be loaded twice
-        other._objects.load(state)
+        other.load(state)
         assert own.active is second[1] and own.draws is draws and own.best == 2.0
         assert own.history[0].tolist() == [1.0, 1.0]
         own.history[0][0] = 9.0
-    kept.close(), other.close()
 
 
 def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):
     # Seen: an elastic trial with a lock in a `state_dict` failed at its first boundary.
     own = script().Counted(lock=threading.Lock())
-    session = session_with(own, commits=store_in(tmp_path, pickling=cloudpickle))
+    session = ElasticSession(trial="t", pickling=cloudpickle, commits=store_in(tmp_path, pickling=cloudpickle))
+    session.prepare(own)
     assert list(session.epochs(0, 3)) == [0, 1, 2]
     session.close()
     assert "cannot pickle '_thread.lock' object" in session.facts().cannot_commit

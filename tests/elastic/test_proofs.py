@@ -13,7 +13,7 @@ import torch
 from fluidtune import elastic
 from fluidtune.elastic.commits.commit_store import is_trusted
 
-from .kept_loops import EPOCHS, INCOMPLETE, WHOLE, momentum, own_counter, parts, step
+from .kept_loops import EPOCHS, INCOMPLETE, WHOLE, momentum, parts, step
 from .restarts import Trial, same, store_in
 
 
@@ -205,46 +205,6 @@ def test_a_loop_that_changes_what_it_prepared_keeps_its_last_commit_that_fits(tm
     trial.life(growing, dies=7)
     assert trial.session.facts().cannot_commit.startswith("the loop has changed what it prepared: module")
     assert same(trial.life(growing), expected) and trial.ran[1] == list(range(4, 10))
-
-
-@pytest.mark.parametrize("loop", [own_counter, momentum])
-def test_a_class_trainables_steps_prove_its_commits(loop, tmp_path):
-    """As its host drives it: a boundary before each step, at which the host may find that the trial is elsewhere."""
-
-    class Stepper:
-        def __init__(self):
-            self.model, self.optimizer, self.loader = elastic.prepare(*parts())
-            self.steps = 0
-
-        def step(self):
-            self.steps += loop is own_counter
-            return sum(step(self.model, self.optimizer, x, y, self.steps * 0.1) for x, y in self.loader) + self.steps
-
-    def driven(report):
-        stepper, session, numbers = Stepper(), elastic.current(), trial_now[0]
-        while numbers() < EPOCHS:
-            before = numbers()
-            session.boundary(before)
-            session.boundary(numbers())  # no other boundary
-            if numbers() < EPOCHS:
-                report(loss=stepper.step())
-        session.boundary(numbers())
-        return stepper.model.state_dict()
-
-    trial_now = []
-    trial = Trial(tmp_path, at={2, 5})
-    trial_now[:] = [lambda: trial.iteration]
-    trial.life(driven, dies=7)
-    trial.to_its_end(driven)
-    again = Trial(tmp_path / "other", at=set())
-    trial_now[:] = [lambda: again.iteration]
-    again.life(driven)
-    assert same(trial.results, again.results)
-    proved = [[1, 2, 3, 4, 5, 6, 7], [6, 7, 8, 9]]  # 5 was made with 6
-    anew = [[1, 2, 3, 4, 5, 6, 7], [6], list(range(1, 10))]
-    assert trial.ran == (proved if loop is momentum else anew), trial.ran
-    if loop is own_counter:
-        assert trial.said[1].startswith("epoch 5 run again from its commit reports loss")
 
 
 @pytest.mark.parametrize("divided", [(False, False), (True, False), (False, True), (True, True)])

@@ -102,17 +102,22 @@ def test_the_state_comes_last_as_it_was_when_tune_wrote_it(tmp_path: Path, monke
 
 
 def test_a_state_is_not_stored_before_the_logs_it_knows_of(tmp_path: Path) -> None:
+    """And who asked hears whether a state that Tune has written is stored."""
     here, there = tmp_path / "here", tmp_path / "there"
-    syncer = stored(tmp_path).syncer
+    state, heard = there / "experiment_state-1.json", list[Any]()
+    syncer = stored(tmp_path, on_state=lambda: lambda done: heard.append(done and state.read_text())).syncer
+    written(here, "1 result")
+    brought(syncer, here, str(there))
+    assert not heard, "there are files of trials only"
     written(here, "2 results", state="knows of 2")
     brought(syncer, here, str(there))
     written(here, "33 results", state="knows of 33")
     with at_most(resource.RLIMIT_FSIZE, 0), pytest.raises(OSError, match="File too large"):
         brought(syncer, here, str(there))
-    assert (there / "experiment_state-1.json").read_text() == "knows of 2"
+    assert state.read_text() == "knows of 2"
     written(here, "33 results", state="knows of 33")
     brought(syncer, here, str(there))
-    assert (there / "experiment_state-1.json").read_text() == "knows of 33"
+    assert heard == ["knows of 2", False, "knows of 33"]
 
 
 def test_the_newest_state_has_the_searchers_and_comes_last_where_older_ones_are(tmp_path: Path) -> None:
@@ -142,8 +147,8 @@ def test_what_has_not_changed_is_not_copied_again(tmp_path: Path) -> None:
 
 
 def test_a_syncer_that_is_sent_or_saved_has_no_file_in_it(tmp_path: Path) -> None:
-    """Tune's state has it, and would grow with each save."""
-    syncer = stored(tmp_path).syncer
+    """Tune's state has it, and would grow with each save. Nor has it who is to hear of a state."""
+    syncer = stored(tmp_path, on_state=lambda: lambda done: None).syncer
     before = len(pickle.dumps(syncer))
     written(tmp_path / "here", "1", state="x" * 100_000)
     brought(syncer, tmp_path / "here", str(tmp_path / "there"))

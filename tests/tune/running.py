@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from ray.tune import Callback, RunConfig, TuneConfig
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.contracts.processes import python
 
 ROOT = Path(__file__).parents[2]
 #: How a script is run under stock Ray Tune, and under FluidTune.
@@ -59,9 +59,6 @@ class Recorder(Callback):
             if what == "result" and iteration is not None:
                 told.setdefault(x, []).append(iteration)
         return told
-
-    def results_in_order(self) -> list[tuple[Any, int]]:
-        return [(x, iteration) for what, x, iteration in self.heard if what == "result" and iteration]
 
 
 def patient(trainable: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
@@ -112,9 +109,13 @@ def fit(
     *,
     executor: fluidtune.FluidExecutor | None = None,
     run: dict[str, Any] | None = None,
+    fails: int = 0,
     **config: Any,
 ) -> Any:
-    """Run a Tuner; ``side`` is "stock" or "fluid", ``config`` goes to TuneConfig and ``run`` to RunConfig."""
+    """Run a Tuner, of which so many trials fail.
+
+    ``side`` is "stock" or "fluid"; ``config`` goes to TuneConfig and ``run`` to RunConfig.
+    """
     config.setdefault("metric", "score")
     config.setdefault("mode", "max")
     run = {"name": side, "storage_path": str(path), "verbose": 0, **(run or {})}
@@ -123,14 +124,17 @@ def fit(
         config.setdefault("reuse_actors", True)
         if not isinstance(trainable, type):
             trainable = patient(trainable)
-        return stock(trainable, space, config, run)
-    return fluidtune.Tuner(
-        trainable,
-        param_space=space,
-        tune_config=TuneConfig(**config),
-        run_config=RunConfig(**run),
-        executor=executor or CPUS,
-    ).fit()
+        results = stock(trainable, space, config, run)
+    else:
+        results = fluidtune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=TuneConfig(**config),
+            run_config=RunConfig(**run),
+            executor=executor or CPUS,
+        ).fit()
+    assert results.num_errors == fails, results.errors
+    return results
 
 
 def outcome(results: Any, *metrics: str) -> list[tuple[Any, ...]]:
@@ -173,13 +177,10 @@ def forks_ready(seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def run_both_ways(script: Sequence[str], storage: Callable[[str], list[str]], pattern: str, limit: float) -> list[str]:
+def run_both_ways(script: Sequence[str], storage: Callable[[str], list[str]], pattern: str) -> list[str]:
     """What the script prints by the pattern, first under stock Ray Tune. ``storage``: its last arguments."""
     found = []
     for name, command in BOTH_WAYS:
-        whole = [*command, *script, *storage(name)]
-        done = subprocess.run(whole, capture_output=True, text=True, timeout=limit, cwd=ROOT)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found += re.findall(pattern, done.stdout)
+        found += re.findall(pattern, python(*script, *storage(name), by=command, cwd=ROOT))
     assert len(found) == 2, found
     return found

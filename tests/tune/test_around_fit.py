@@ -5,27 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray import tune
 
 import fluidtune
+from tests.contracts.processes import python
 from tests.tune.running import outcome
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """``python -m``; its output is printed, which pytest shows if the test fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=cwd, capture_output=True, text=True, timeout=280, **settings
-    )
-    print(done.stdout, done.stderr, sep="\n")
-    return done
+from tests.tune.trainables import score, without_checkpoints
 
 
 @pytest.mark.newest
@@ -33,14 +21,9 @@ def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.Comple
 @pytest.mark.usefixtures("no_ray")
 def test_ray_is_started_and_stopped_around_two_jobs_of_one_process(tmp_path: Path) -> None:
     # Seen: the script died with status 1 in its second or third round. Fifty rounds: `python -m tests.faults.rounds`
-    done = run_module("tests.faults.rounds", "--rounds", "2", "--within", str(tmp_path), cwd=ROOT)
-    assert done.returncode == 0 and len(re.findall(r"^round \d+: ", done.stdout, re.MULTILINE)) == 2
+    said = python("-m", "tests.faults.rounds", "--rounds", "2", "--within", str(tmp_path))
+    assert len(re.findall(r"^round \d+: ", said, re.MULTILINE)) == 2
     assert not list(tmp_path.iterdir()), "removed, and there again"
-
-
-def loop(config: dict[str, Any]) -> None:
-    for iteration in range(3):
-        tune.report({"score": float(config["x"] * iteration)})
 
 
 @pytest.mark.ray
@@ -50,18 +33,18 @@ def test_one_tuner_fits_twice(tmp_path: Path) -> None:
     found = {}
     for side, kind in (("stock", tune.Tuner), ("fluid", fluidtune.Tuner)):
         tuner = kind(
-            loop,
-            param_space={"x": tune.grid_search([1, 2])},
+            without_checkpoints,
+            param_space={"x": tune.grid_search([1, 2]), "n": 3},
             tune_config=tune.TuneConfig(metric="score", mode="max"),
             run_config=tune.RunConfig(name=side, storage_path=str(tmp_path), verbose=0),
         )
         fits = [tuner.fit(), tuner.fit()]
         found[side] = [outcome(results) for results in fits]
         assert len({result.path for results in fits for result in results}) == 4
-    assert found["stock"] == found["fluid"] == [[(1, 3, 2.0), (2, 3, 4.0)]] * 2
+    assert found["stock"] == found["fluid"] == [[(x, 3, score(x, 3)) for x in (1, 2)]] * 2
 
 
-@pytest.mark.parametrize("given", [None, "fifo", "async_hyperband"])
+@pytest.mark.parametrize("given", [None, "fifo", "hyperband"])
 def test_an_algorithm_that_is_no_object_of_the_script_is_new_in_each_run(given: str | None) -> None:
     scheduler = fluidtune.FluidScheduler(given)  # type: ignore[arg-type]
     first, second = [(scheduler.set_search_properties("score", "max"), scheduler.base_scheduler) for _ in range(2)]
@@ -112,7 +95,6 @@ def test_a_script_that_is_run_as_a_module_of_a_package(tmp_path: Path) -> None:
     package.mkdir()
     for name, text in MODULES.items():
         (package / name).write_text(text)
-    done = run_module("package.search", str(tmp_path / "storage"), cwd=tmp_path)
-    assert done.returncode == 0
-    (said,) = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    printed = python("-m", "package.search", str(tmp_path / "storage"), cwd=tmp_path)
+    (said,) = [line for line in printed.splitlines() if line.startswith("ENDED")]
     assert json.loads(said.removeprefix("ENDED")) == [[[x, 2, 2.0 * x, True] for x in (1, 2, 3)], []]

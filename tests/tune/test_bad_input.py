@@ -86,17 +86,17 @@ def test_a_type_checker_finds_a_mistyped_setting(tmp_path: Path) -> None:
     assert set(fluidtune.__all__) <= set(dir(fluidtune))
 
 
-def test_a_fluid_scheduler_is_not_wrapped_twice() -> None:
-    refused(lambda: FluidScheduler(FluidScheduler(ASHAScheduler())), "wrap it once")
-
-
-def test_no_scheduler() -> None:
-    refused(lambda: FluidScheduler(3), "base_scheduler=3")  # type: ignore[arg-type]
-
-
-def test_an_algorithm_that_ray_tune_does_not_have() -> None:
-    refused(lambda: FluidScheduler("hyperbrand"), "'hyperbrand'", "hyperband")
-    assert type(FluidScheduler("hyperband").base_scheduler).__name__ == "HyperBandScheduler"
+@pytest.mark.parametrize(
+    ("base", "mentions"),
+    [
+        (FluidScheduler(ASHAScheduler()), ("wrap it once",)),
+        (3, ("base_scheduler=3",)),
+        ("hyperbrand", ("'hyperbrand'", "hyperband")),
+    ],
+    ids=["twice", "number", "unknown"],
+)
+def test_what_is_no_scheduler(base: Any, mentions: tuple[str, ...]) -> None:
+    refused(lambda: FluidScheduler(base), *mentions)
 
 
 def closing_over_a_lock() -> Any:
@@ -116,24 +116,18 @@ def with_a_global_lock() -> Any:
     return names["train"]
 
 
-@pytest.mark.parametrize("make", [closing_over_a_lock, with_a_global_lock])
+def a_class_with_a_lock() -> Any:
+    return type("train", (tune.Trainable,), {"step": closing_over_a_lock()})
+
+
+@pytest.mark.parametrize("make", [closing_over_a_lock, with_a_global_lock, a_class_with_a_lock])
 def test_a_trainable_that_cannot_be_pickled_names_the_culprit(make: Any) -> None:
     train = make()
-    refused(lambda: fluidtune.Tuner(train), "trainable train", "'lock' (lock)", "tune.with_parameters")
+    named = "_thread.lock" if isinstance(train, type) else "'lock' (lock)"
+    refused(lambda: fluidtune.Tuner(train), "trainable train", named, "tune.with_parameters")
     with pytest.raises(TypeError):  # as under stock Ray Tune
         fluidtune.Tuner(train)
-    refused(lambda: fluidtune.run(train), "trainable train", "'lock' (lock)")
-
-
-def test_a_class_that_cannot_be_pickled() -> None:
-    lock = threading.Lock()
-
-    class Held(tune.Trainable):
-        def step(self) -> dict[str, Any]:
-            with lock:
-                return {}
-
-    refused(lambda: fluidtune.Tuner(Held), "trainable Held")
+    refused(lambda: fluidtune.run(train), "trainable train", named)
 
 
 @pytest.mark.ray
@@ -162,7 +156,7 @@ class TestWhatOnlyTheClusterKnows:
 
         run, space = tmp_path / "fluid", {"x": 1, "marker": str(tmp_path / "marker"), "failures": 1}
         again: dict[str, Any] = {"path": str(run), "trainable": raising, "resume_errored": True}
-        assert fit("fluid", raising, space, tmp_path, executor=FluidExecutor()).errors
+        fit("fluid", raising, space, tmp_path, executor=FluidExecutor(), fails=1)
         before = sorted(path.name for path in run.iterdir() if path.is_dir())
         more = FluidExecutor(devices="cpu:64", reserve=True)
         refused(lambda: fluidtune.Tuner.restore(**again, executor=more).fit(), "at most 2")
@@ -176,7 +170,7 @@ class TestWhatOnlyTheClusterKnows:
         """Tune adds the trial with the latest result first: two cores on devices of 1.5. Seen: that one was refused."""
         sized = tune.with_resources(raising, lambda config: {"cpu": config["x"]})
         space = {"x": tune.grid_search([2, 1.5]), "marker": str(tmp_path / "marker"), "failures": 2}
-        assert len(fit("fluid", sized, space, tmp_path, executor=FluidExecutor(devices="cpu:2")).errors) == 2
+        fit("fluid", sized, space, tmp_path, executor=FluidExecutor(devices="cpu:2"), fails=2)
         again = fluidtune.Tuner.restore(str(tmp_path / "fluid"), sized, param_space=space, resume_errored=True)
         assert not again.fit().errors
 
@@ -197,5 +191,5 @@ class TestWhatOnlyTheClusterKnows:
     ) -> None:
         many = FluidExecutor(devices="cpu:64")
         with caplog.at_level("WARNING", logger="fluidtune"):
-            assert not fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=many).errors
+            fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=many)
         assert "may have 64 devices, and the Ray cluster has 2" in caplog.text

@@ -16,6 +16,8 @@ from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.tune.experiment_folder import STATE_NAME, ExperimentFolder
 from tests.tune.running import fit
+from tests.tune.test_result_logs import Away
+from tests.tune.trainables import score, without_checkpoints
 
 
 @pytest.fixture
@@ -59,15 +61,6 @@ def test_a_new_driver_goes_on_with_the_stored_log_and_the_same_one_with_its_own(
 
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Seen: a job ended where a filesystem of fsspec raised something else than `OSError`."""
-
-    class Away:
-        type_name = "py::fsspec+gcs"
-
-        def open_input_stream(self, path: str) -> Any:
-            raise RuntimeError("could not resolve host")
-
-        open_output_stream = open_input_stream
-
     storage.storage_filesystem = Away()
     folder = begun(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
@@ -104,10 +97,6 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in logs)
 
 
-def reports(config: dict[str, Any]) -> None:
-    tune.report({"score": config["x"]})
-
-
 @pytest.mark.ray
 @pytest.mark.newest
 @pytest.mark.usefixtures("ray2")
@@ -115,9 +104,9 @@ def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest
     """As on a full disk. Seen: the first event that could not be written ended the job."""
     (tmp_path / "fluid").mkdir()
     (tmp_path / "fluid" / EVENT_LOG_NAME).symlink_to("/dev/full")
-    space = {"x": tune.grid_search([1, 2, 3])}
-    results = fit("fluid", reports, space, tmp_path, executor=FluidExecutor(devices="emulated:2"))
-    assert sorted(one.metrics["score"] for one in results) == [1, 2, 3]
+    space = {"x": tune.grid_search([1, 2, 3]), "n": 1}
+    results = fit("fluid", without_checkpoints, space, tmp_path, executor=FluidExecutor(devices="emulated:2"))
+    assert [one.metrics["score"] for one in results] == [score(x, 1) for x in (1, 2, 3)]
     said = [each.getMessage() for each in caplog.records if "event log lacks events" in each.getMessage()]
     assert len(said) == 1 and "No space left" in said[0]
 

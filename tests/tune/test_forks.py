@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from ray import tune
 
 import fluidtune
 from fluidtune.cluster.forks.child import is_forked
+from tests.contracts.processes import python
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
@@ -80,17 +79,9 @@ def fit(tmp_path: Path) -> tuple[list[str], list[dict[str, object]]]:
     (site / "its_library" / "loggers.py").write_text(LOGGERS)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "fluidtune", "run", str(script), str(tmp_path)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": f"{site}:{os.getcwd()}"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    errors, rows = json.loads(done.stdout.splitlines()[-1])
+    words = ["-m", "fluidtune", "run", str(script), str(tmp_path)]
+    said = python(*words, cwd=tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}")
+    errors, rows = json.loads(said.splitlines()[-1])
     return errors, rows
 
 

@@ -55,16 +55,12 @@ def test_what_mig_does_not_tell_is_no_metric(notes: GpuTelemetry) -> None:
     assert notes._utilisation.values == {}
 
 
-def test_that_there_is_no_mps_is_said_once(notes: GpuTelemetry, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_there_is_no_mps_and_that_gpus_are_of_several_kinds_is_said_once(notes: GpuTelemetry, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         for why in ("no program", "no program", "by MIG"):
             notes.warn_time_slices(why)
-    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["no program", "by MIG"]
-
-
-def test_that_gpus_are_of_several_kinds_is_said_once(notes: GpuTelemetry, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
         for device, kind in enumerate(("A100", "A100", "H100", "L4")):
             notes.note_kind(device, kind)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "several kinds (A100, H100)" in said and "CUDA_VISIBLE_DEVICES" in said
+    *of_mps, of_kinds = caplog.messages
+    assert [message.rpartition(": ")[2] for message in of_mps] == ["no program", "by MIG"]
+    assert "several kinds (A100, H100)" in of_kinds and "CUDA_VISIBLE_DEVICES" in of_kinds

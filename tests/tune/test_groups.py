@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
@@ -44,6 +45,7 @@ def test_a_budget_in_another_unit_is_converted_at_the_rate_of_the_last_result():
     assert iteration_at(trial(training_iteration=4, epochs=8), "epochs", 27) == 14
     assert iteration_at(trial(training_iteration=2, time_total_s=5.0), "time_total_s", 60) == 24
     assert iteration_at(trial(training_iteration=3, epochs=3), "epochs", 3) == 3
+    assert iteration_at(trial(training_iteration=2, done={"epochs": np.int64(4)}), "done/epochs", 10) == 5.0
 
 
 @pytest.mark.parametrize("counted", [None, 0, -1.0, math.nan, "many"])

@@ -99,6 +99,8 @@ def test_values_with_line_breaks_and_quotes_are_kept_whole(trial: SimpleNamespac
 class Away:
     """A storage that cannot be reached. The filesystems of fsspec raise errors of their own then, as gcsfs does."""
 
+    type_name = "py::fsspec+gcs"
+
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("could not resolve host")
 

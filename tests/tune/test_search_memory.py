@@ -27,6 +27,7 @@ from ray.tune.schedulers import (
 
 from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
 from fluidtune.tune.search_memory import SearchMemory
+from tests.salus.processes import at_most
 
 #: Iterations after which a trial ends by itself.
 LAST = 9
@@ -326,13 +327,11 @@ def test_a_journal_is_read_up_to_where_it_is_whole(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_journal_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file that may get no longer stands for it: a write takes a part of an entry, and the next one raises."""
     journal, entry = SearchJournal(tmp_path, 0), Entry("remove", "t0")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     journal.append(entry)
     (path,) = tmp_path.iterdir()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, limits[1]))
-    for _ in range(3):
-        journal.append(entry)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with at_most(resource.RLIMIT_FSIZE, path.stat().st_size + 9):
+        for _ in range(3):
+            journal.append(entry)
     assert len(caplog.records) == 1 and read_entries(tmp_path, 0) == [entry]
     journal.begin()(True)
     journal.append(entry)

@@ -16,8 +16,11 @@ from ray import tune
 
 import fluidtune
 from tests.contracts.processes import until
+from tests.tune.running import fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest]
+
+DEFAULT, NUMBERED = fluidtune.FluidExecutor(), {"number": tune.grid_search([0, 1, 2, 3])}
 
 
 @pytest.mark.core
@@ -34,11 +37,7 @@ def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray2, tmp_pa
         tune.report({"total": int(data.sum()) + config["number"]})
 
     for jobs in (1, 2):
-        grid = fluidtune.Tuner(
-            train,
-            param_space={"number": tune.grid_search([0, 1, 2, 3])},
-            run_config=tune.RunConfig(storage_path=str(tmp_path / str(jobs))),
-        ).fit()
+        grid = fit("fluid", train, NUMBERED, tmp_path / str(jobs), executor=DEFAULT, metric="total")
         assert sorted(each.metrics["total"] for each in grid) == [((1 << 20) - 1) * (1 << 19) + n for n in range(4)]
         assert len(list(notes.iterdir())) == jobs
         until(lambda: not holding())
@@ -66,11 +65,8 @@ def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(k
 
     size = 16 << 20
     parameters = {"tensors": {"x": torch.ones(size, dtype=torch.uint8)}, "array": np.ones(size, np.uint8), "word": "x"}
-    grid = fluidtune.Tuner(
-        tune.with_parameters(train, **parameters),
-        param_space={"number": tune.grid_search([0, 1, 2, 3])},
-        run_config=tune.RunConfig(storage_path=str(tmp_path)),
-    ).fit()
+    given = tune.with_parameters(train, **parameters)
+    grid = fit("fluid", given, NUMBERED, tmp_path, executor=DEFAULT, metric="total")
     assert sorted(each.metrics["total"] for each in grid) == [size * (n + 1) for n in range(4)]
     for each in grid:
         assert each.metrics["mapped"] and each.metrics["view"] and each.metrics["word"] == "x"
@@ -90,9 +86,8 @@ def test_each_node_of_a_cluster_loads_once(one_node, tmp_path):
         time.sleep(1)
         tune.report({"total": data.sum(), "node": ray.get_runtime_context().get_node_id()})
 
-    run = tune.RunConfig(storage_path=str(tmp_path / "runs"))
-    grid = fluidtune.Tuner(train, param_space={"n": tune.grid_search(list(range(6)))}, run_config=run).fit()
-    assert not grid.errors
+    space = {"n": tune.grid_search(list(range(6)))}
+    grid = fit("fluid", train, space, tmp_path / "runs", executor=DEFAULT, metric="total")
     nodes = [each.metrics["node"] for each in grid]
     assert len(set(nodes)) == 2
     assert sorted(each.name.split("-")[0] for each in loads.iterdir()) == sorted(set(nodes))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.tune.snapshot_pace import MOST_RESULTS, SnapshotPace
-from tests.ray_compat.test_whole_files import brought, stored, written
 
 
 class Driver:
@@ -108,36 +105,6 @@ def test_a_trial_that_goes_back_keeps_what_a_later_state_has_not(age: int) -> No
     for _ in range(30):
         driver.iterate()
     assert driver.in_storage == 10 + age
-
-
-def test_the_storage_says_when_tune_has_written_its_state_and_when_it_has_that(tmp_path: Path) -> None:
-    heard: list[str] = []
-
-    def stored_now(done: bool) -> None:
-        heard.append("there" if done and list((tmp_path / "there").glob("experiment_state-*")) else "missing")
-
-    def on_state() -> Callable[[bool], None]:
-        heard.append("written")
-        return stored_now
-
-    storage = stored(tmp_path, on_state=on_state)
-    written(tmp_path / "here", "result")
-    brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
-    assert not heard, "there are files of trials only"
-    written(tmp_path / "here", "result", state="{}")
-    brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
-    assert heard == ["written", "there"]
-    assert pickle.loads(pickle.dumps(storage.syncer))._on_state is None
-
-
-def test_a_state_that_does_not_get_into_the_storage_is_not_taken_for_stored(tmp_path: Path) -> None:
-    heard: list[bool] = []
-    storage = stored(tmp_path, on_state=lambda: heard.append)
-    written(tmp_path / "here", "result", state="{}")
-    (tmp_path / "there").write_text("no folder")
-    with pytest.raises(OSError):
-        brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
-    assert heard == [False]
 
 
 def test_news_is_saved_at_once_but_for_a_twentieth_of_the_time_at_most() -> None:

@@ -45,8 +45,8 @@ def while_it_sleeps_for_ever() -> None:
     ("when", "limit"), [("first", "trial_timeout_s"), pytest.param("later", "stall_timeout_s", marks=pytest.mark.core)]
 )
 def test_a_trial_that_sleeps_for_ever_is_ended(when: str, limit: str, tmp_path: Path) -> None:
-    executor = FluidExecutor(devices="cpu:1", **{limit: 3.0})
-    results = fit("fluid", sleeping, {"x": tune.grid_search([0, 1, 2]), "when": when}, tmp_path, executor=executor)
+    executor, space = FluidExecutor(devices="cpu:1", **{limit: 3.0}), {"x": tune.grid_search([0, 1, 2]), "when": when}
+    results = fit("fluid", sleeping, space, tmp_path, executor=executor, fails=1)
     [error] = results.errors
     assert "while_it_sleeps_for_ever" in str(error) and f"{limit}=3" in str(error)
     assert [len(each.metrics_dataframe) for each in results if each.error is None] == [3, 3]

@@ -19,7 +19,6 @@ from fluidtune.report.causes import wait_of
 from fluidtune.report.events import EVENT_LOG_NAME, read_events
 from fluidtune.report.fold import Fold
 from fluidtune.report.metric_values import value_of
-from fluidtune.tune.groups.budgets import iteration_at
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_registry import VALUE_LENGTH, parameters_of
 from tests.engine.helpers import plain, suspend
@@ -72,11 +71,6 @@ def test_a_value_has_the_name_that_tune_gives_it() -> None:
 @pytest.mark.parametrize("value", [float("nan"), np.inf, 10**400, "0.5", None, 1j, np.zeros(1), [0.5]])
 def test_what_is_no_finite_number_is_no_value(value: Any) -> None:
     assert value_of({"loss": value}, "loss") is None
-
-
-def test_a_budget_in_a_nested_attribute_is_known() -> None:
-    trial: Any = SimpleNamespace(last_result={"training_iteration": 2, "done": {"epochs": np.int64(4)}})
-    assert iteration_at(trial, "done/epochs", 10) == 5.0
 
 
 def of(evaluated: dict[str, Any] | None, config: dict[str, Any]) -> dict[str, Any]:

@@ -67,24 +67,6 @@ def test_tune_counts_on_from_the_number_of_a_checkpoint(counted: int, path: str,
     assert trial.storage.current_checkpoint_index == then
 
 
-def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
-    trial = tunes_trial()
-    hear(trial, life_of(trial), 1, 1)
-    trial.num_failures = 1
-    retry = life_of(trial)
-    assert retry.seen.retried and retry.iterations_to(5.0) == 5
-    hear(trial, retry, 1, 1)
-    assert not retry.seen.retried and not life_of(trial).seen.retried
-    assert life_of(trial).seen.results == 2
-
-
-def test_an_experiment_that_stock_tune_began_is_counted_by_its_last_result() -> None:
-    trial = tunes_trial()
-    trial.last_result = {"training_iteration": 4}
-    seen = life_of(trial).seen
-    assert (seen.delivered, seen.results, seen.retried, seen.own_numbers) == (4, 4, False, False)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_pending_trials_are_counted_without_looking_at_those_that_wait(seed: int) -> None:
     # Tune asks for the number before each trial that it adds, and before each step

@@ -22,6 +22,7 @@ import torch
 
 import fluidtune
 from fluidtune.cluster.data.node_files import VARIABLE, NodeFiles
+from tests.contracts.processes import python
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -85,15 +86,6 @@ def processes(files, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]
     (tmp_path / "over").touch()
     for process in started:
         process.communicate()
-
-
-def run(program: str, *arguments: str, **variables: str) -> list[str]:
-    """What a process of a trial prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 def loads(folder: Path) -> list[int]:
@@ -187,6 +179,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "conjugate, gradient": lambda: (torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, requires_grad=True)),
     "nested": lambda: {"train": [np.ones(3), (torch.ones(2), "text")], "n": 3},
     "own class": Plain,
+    "table": lambda: pandas.DataFrame({"a": range(5), "b": np.linspace(0, 1, 5), "c": list("vwxyz")}),
+    "arrow": lambda: arrow.table({"a": [1, 2], "s": ["x", None]}),
     "nothing": lambda: None,
 }
 
@@ -208,6 +202,8 @@ def flat(value: Any) -> Any:
         return {name: flat(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [flat(each) for each in value]
+    if isinstance(value, pandas.DataFrame):
+        return arrow.Table.from_pandas(value)
     return flat(vars(value)) if isinstance(value, Plain) else value
 
 
@@ -219,16 +215,6 @@ def test_a_value_is_as_it_was_loaded(files, name, caplog):
     assert flat(fluidtune.shared(VALUES[name])) == expected
     assert flat(fluidtune.shared(VALUES[name])) == expected
     assert not caplog.text
-
-
-def test_tables_are_as_they_were_loaded(files):
-    def load() -> Any:
-        table = pandas.DataFrame({"a": range(5), "b": np.linspace(0, 1, 5), "c": list("vwxyz")})
-        return table, arrow.table({"a": [1, 2], "s": ["x", None]})
-
-    for _ in range(2):
-        for got, expected in zip(fluidtune.shared(load), load(), strict=True):
-            assert got.equals(expected)
 
 
 def test_views_of_one_storage_stay_views_of_one_storage(files):
@@ -272,7 +258,7 @@ print(max(seen) / size, (memory() - before) / size)
 
 @pytest.mark.parametrize("kind", ["array", "part", "tensor"])
 def test_data_are_in_memory_once_while_they_are_written_and_after_that(files, kind):
-    most, after = map(float, run(ONCE, kind))
+    most, after = map(float, python("-c", ONCE, kind).split())
     assert most < 1.1 and after < 1.03  # a piece of 8 MiB of 128 is there twice
 
 
@@ -293,7 +279,7 @@ print(float(data[0]), float(data[-1]), int(numpy.count_nonzero(found)), "jemallo
 def test_memory_that_an_allocator_gets_back_has_no_data_under_it(files, kind):
     """Ray preloads jemalloc where RAY_LD_PRELOAD_ON_WORKERS=1 is set."""
     jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
-    assert run(ZEROS, kind, LD_PRELOAD=str(jemalloc)) == ["7.0", "7.0", "0", "True"]
+    assert python("-c", ZEROS, kind, LD_PRELOAD=str(jemalloc)) == "7.0 7.0 0 True\n"
 
 
 #: A trial with 64 MiB of memory beside data of 512 MiB, of which it changes 32 MiB.
@@ -320,7 +306,7 @@ for again in range(2):
 
 
 def test_shared_data_count_neither_as_a_trials_memory_nor_for_its_limit(files):
-    assert run(WITHIN) == ["512", "30.0", "0", "refused", "544", "30.0", "0", "refused"]
+    assert python("-c", WITHIN).split() == ["512", "30.0", "0", "refused", "544", "30.0", "0", "refused"]
 
 
 def of(size: int) -> Any:
@@ -353,7 +339,7 @@ print(identity(lambda: [each for each in "abc" if each in {"alpha", "beta", "gam
 
 
 def test_functions_with_sets_are_equal_in_all_processes():
-    found = {tuple(run(SET, "delta", "epsilon", "zeta", PYTHONHASHSEED=seed)) for seed in "123"}
+    found = {python("-c", SET, "delta", "epsilon", "zeta", PYTHONHASHSEED=seed) for seed in "123"}
     assert len(found) == 1
 
 
@@ -368,12 +354,6 @@ def test_what_cannot_be_pickled_is_each_processs_own_and_a_line_says_so(files, c
         assert fluidtune.shared(wrong) is not None
         assert line in caplog.text and "annot pickle" in caplog.text
     assert list(fluidtune.shared(load)) == [0, 1, 2]
-
-
-def test_what_a_function_raises_is_raised_to_each_caller(files):
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            fluidtune.shared(lambda: 1 // 0)
 
 
 def test_outside_fluidtune_it_is_what_the_function_returns(monkeypatch):

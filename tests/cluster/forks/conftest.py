@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,14 +73,3 @@ def serve() -> Iterator[Callable[..., Served]]:
     yield start
     for server in servers:
         server.stop()
-
-
-#: What a plain process prints that runs the same program.
-def plainly(program: str, tmp_path: Path, environment: dict[str, str]) -> str:
-    path = tmp_path / "plain.py"
-    path.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(path)], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

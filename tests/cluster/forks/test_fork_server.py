@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -19,8 +18,7 @@ import pytest
 from fluidtune.cluster.forks.fork_server import ForkServer, new_name
 from fluidtune.cluster.forks.forked import by_server
 from salus_share.seat_table import home
-from tests.cluster.forks.conftest import plainly
-from tests.contracts.processes import connected, needs_root, until, without_descriptors
+from tests.contracts.processes import connected, needs_root, python, until, without_descriptors
 from tests.salus.processes import mps_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -92,36 +90,6 @@ def test_there_is_no_server_after_an_import_that_ends_it_or_starts_what_forks_la
     assert state.command is None and why in (state.why or "")
 
 
-def test_arguments_folder_files_status_and_environment_are_those_of_a_plain_process(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib")
-    program = """
-import json, os, signal, sys
-from fluidtune.cluster.forks.child import environment_at_start
-os.environ["LATER"] = os.environ["C"] = "2"
-print(json.dumps([
-    __name__, sys.argv, os.path.realpath(os.getcwd()), sys.path, os.environ.get("A"), os.environ.get("B"),
-    signal.getsignal(signal.SIGCHLD).name, sorted(map(int, os.listdir("/proc/self/fd")))[:3],
-    len(os.listdir("/proc/self/fd")), environment_at_start()["C"], "LATER" in environment_at_start(),
-]))
-sys.stderr.write("to stderr")
-sys.exit(7)
-"""
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    own = {"A": "1", "C": "1"}
-    here = served.start(path, "x", "y z", environment=own)
-    plain = subprocess.run(
-        [sys.executable, str(path), "x", "y z"],
-        env={**served.environment, **own},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert json.loads(here.stdout) == json.loads(plain.stdout)
-    assert json.loads(here.stdout)[-2:] == ["1", False], "the environment that it was started with"
-    assert (here.stderr, here.returncode) == (plain.stderr, plain.returncode) == ("to stderr", 7)
-
-
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
     served = serve(packages(lib=""), "lib", "numpy", "numpy.random", "torch")
     program = """
@@ -132,7 +100,7 @@ random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
 print("seeded", random.random(), numpy.random.rand(), torch.rand(1).item())
 """
     runs = [served.run(program, tmp_path).stdout.splitlines() for _ in range(3)]
-    plain = plainly(program, tmp_path, served.environment).splitlines()
+    plain = python("-c", program, **served.environment).splitlines()
     drawn = [word for lines in (*runs, plain) for line in lines[:2] for word in line.split()]
     assert len(drawn) == 4 * 8 and len(set(drawn)) == len(drawn)
     assert {lines[2] for lines in (*runs, plain)} == {plain[2]}
@@ -167,7 +135,7 @@ def test_a_package_that_cannot_be_imported_fails_in_the_child_as_in_a_plain_proc
     served = serve(packages(lib="", bad=text), "lib", "bad")
     assert list(served.state.failed) == ["bad"]
     program = "try:\n    import bad\nexcept BaseException as error:\n    print(type(error).__name__, error)"
-    assert served.run(program, tmp_path).stdout == plainly(program, tmp_path, served.environment)
+    assert served.run(program, tmp_path).stdout == python("-c", program, **served.environment)
 
 
 def test_a_server_takes_the_place_of_the_one_of_its_name_when_that_ends(packages, serve, tmp_path):

@@ -6,18 +6,15 @@ The newest releases are in two environments: those that are not in this one are 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fluidtune.cluster.forks.preload import LISTED
+from tests.contracts.processes import python
 
 pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[3]
 #: Package -> what scripts import of it.
 MODULES = {
     "numpy": ["numpy", "numpy.random", "numpy.linalg"],
@@ -52,28 +49,17 @@ print("\\n" + str(sorted(held() - before)))
 """
 
 
-def environment() -> dict[str, str]:
-    """As that of a process with one core; TMPDIR is the test's."""
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "MPLBACKEND": "agg"}
-    return {**os.environ, **own, "PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-
-def said(words: list[str]) -> str:
-    done = subprocess.run(words, env=environment(), cwd="/", capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
+#: As that of a process with one core.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}
+ENVIRONMENT |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def test_the_list_is_looked_at_whole() -> None:
     assert MODULES.keys() == LISTED.keys()
 
 
-def there(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: make test-frameworks")
-
-
 @pytest.mark.parametrize("package", MODULES)
 def test_nothing_is_left_that_forks_would_lack_or_share(package: str) -> None:
-    there(package)
-    assert said([sys.executable, "-c", LOOKS, *MODULES[package]]) == "[]"
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make test-frameworks")
+    assert python("-c", LOOKS, *MODULES[package], cwd=Path("/"), **ENVIRONMENT).splitlines()[-1] == "[]"

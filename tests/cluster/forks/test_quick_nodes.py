@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.contracts.processes import until
+from tests.contracts.processes import python, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
@@ -72,10 +72,8 @@ def test_contexts_that_are_known_whole_go_to_the_server_at_once_and_others_throu
         {"env_vars": {"A_VALUE": "2"}, "py_executable": sys.executable},
         {},
     ]
-    words = [sys.executable, "-c", CONTEXTS, *map(json.dumps, [str(tmp_path), *contexts])]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
+    said = python("-c", CONTEXTS, *map(json.dumps, [str(tmp_path), *contexts]))
+    found = [json.loads(line) for line in said.splitlines() if line[:1] == "["]
     at_once, through_rays = ["-IScimport"], ["-I"]
     assert found == [
         [[True, "1", True], at_once],
@@ -105,8 +103,7 @@ cluster.shutdown()
 
 
 def test_a_cluster_knows_which_of_its_nodes_are_quick() -> None:
-    done = subprocess.run([sys.executable, "-c", SLOW_AND_QUICK], capture_output=True, text=True, timeout=100)
-    assert done.stdout.split() == ["1", "1", "2"], done.stderr
+    assert python("-c", SLOW_AND_QUICK).split() == ["1", "1", "2"]
 
 
 CLIENT = """
@@ -141,18 +138,18 @@ def test_a_command_starts_a_quick_node_as_rays_does_and_clients_of_ray_have_proc
     words += ["--include-dashboard=false", "--disable-usage-stats", f"--ray-client-server-port={port}"]
     # Of its own: the `ray.init` of another test's script would find the cluster in Ray's folder.
     words += ["--temp-dir", tempfile.mkdtemp()]
-    open_to_all = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # a client needs the token of a cluster that has one
-    node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=open_to_all)
+    open_to_all = {"RAY_AUTH_MODE": "disabled"}  # a client needs the token of a cluster that has one
+    environment = {**os.environ, **open_to_all}
+    node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
         assert until(lambda: any(each.name() == "raylet" for each in psutil.Process(node.pid).children()), 60)
         (raylet,) = [each for each in psutil.Process(node.pid).children() if each.name() == "raylet"]
         assert any("fork_launcher" in word for word in raylet.cmdline())
         # Seen: no process of a client was forked. The server of the first connection may be there when the second one
         # begins: Ray starts a process by -m then.
-        client = [sys.executable, "-c", CLIENT, f"ray://127.0.0.1:{port}"]
         assert until(lambda: answers(port), 60)
-        done = subprocess.run(client, capture_output=True, text=True, timeout=200, env=open_to_all)
-        assert done.stdout.split() == ["forked"] * 2, done.stderr[-3000:]
+        said = python("-c", CLIENT, f"ray://127.0.0.1:{port}", **open_to_all)
+        assert said.split() == ["forked"] * 2
     finally:
         node.send_signal(signal.SIGTERM)
         node.wait(60)

@@ -10,24 +10,38 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-
-from tests.elastic.divided.public_loops import LOOPS, Loop, Row
 
 #: Of each kind.
 STEPS = 16
-Step = Callable[[Any, torch.Tensor, torch.Tensor, int], Any]
+
+
+class Row(NamedTuple):
+    """A loop, which yields the loss of each step and returns its module.
+
+    ``divided``: whether some call is; None: some may be. ``word``: why some stay whole. ``tolerance``: of losses and
+    weights.
+    """
+
+    make: Callable[[], Generator[float, None, nn.Module]]
+    divided: bool | None
+    word: str | None
+    tolerance: float
+
+
+LOOPS: dict[str, Row] = {}
 
 
 def keep(make: Any, divided: bool | None, word: str | None, tolerance: float = 1e-9) -> Any:
-    def loop() -> Loop:
+    def loop() -> Generator[float, None, nn.Module]:
         module, step = make()
         data = torch.Generator().manual_seed(2)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
@@ -63,6 +77,13 @@ def whole(word: str) -> Any:
 
 def net(*more: nn.Module, width: int = 16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, width), nn.Tanh(), *more, nn.Linear(width, 5))
+
+
+def stepped(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def entropy(m: Any, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
@@ -177,11 +198,20 @@ def what_has_no_batch() -> Any:
 
 
 @divided
-def loss_inside_with_an_ignored_label() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        return m(x, torch.where(y == 1, -100, y) if i > 4 else y)
+def an_input_with_as_many_rows_as_the_batch() -> Any:
+    """A causal mask, which is no batch."""
 
-    return Of(lambda self, x, y: F.cross_entropy(self.net(x), y)), step
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        x, y = (x[:12], y[:12]) if i < 6 or i > 10 else (x, y)
+        return F.cross_entropy(m(x, torch.tril(torch.ones(12, 12))), y)
+
+    return Of(lambda self, x, mask: self.net(x @ mask)), step
+
+
+@divided
+def loss_inside_with_an_ignored_label() -> Any:
+    m = Of(lambda self, x, y: F.cross_entropy(self.net(x), y))
+    return m, lambda m, x, y, i: m(x, torch.where(y == 1, -100, y) if i > 4 else y)
 
 
 @divided
@@ -194,76 +224,47 @@ def plain_values_that_change() -> Any:
 
 
 @divided
-def attributes_that_the_loop_changes() -> Any:
+def attributes_of_the_module_and_of_its_class() -> Any:
+    class Scaled(Of):
+        factor = 1.0
+        of_class: ClassVar = {"late": False}
+
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        m.scale = 1.0 + i // 6
-        m.table["late"] = i >= 9
+        # One at a time, and no other one gets a new object: it alone must be noticed.
+        m.scale, Scaled.factor = (2.0 if i >= change else 1.0 for change in (4, 6))
+        m.table["late"], Scaled.of_class["late"] = i >= 11, i == 9
         return F.cross_entropy(m(x), y)
 
     def run(self: Any, x: Any) -> Any:
-        return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+        late = self.table["late"] or self.of_class["late"]
+        return self.net(x - x.mean(0) if late else x) * self.scale * self.factor
 
-    return Of(run, scale=1.0, table={"late": False}), step
+    return Scaled(run, scale=1.0, table={"late": False}), step
 
 
 TEMPERATURE = 1.0
 
 
 @divided
-def an_attribute_of_the_class() -> Any:
-    class Scaled(nn.Module):
-        scale = 1.0
-        table: ClassVar = {"late": False}
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def forward(self, x: Any) -> Any:
-            return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        Scaled.scale, Scaled.table["late"] = 1.0 + i // 5, i >= 9
-        return F.cross_entropy(m(x), y)
-
-    return Scaled(), step
-
-
-@divided
 def what_functions_find_around_them() -> Any:
-    """A function that is an attribute, with a variable and a dictionary of the loop."""
-    scale, table = 1.0, {"late": False}
-
-    def run(self: Any, x: Any) -> Any:
-        return self.net(x - x.mean(0) if table["late"] else x) * scale * TEMPERATURE
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        nonlocal scale
-        scale, table["late"] = 1.0 + i // 4, i >= 10
-        globals()["TEMPERATURE"] = 1.0 + i // 7
-        return F.cross_entropy(m(x), y)
-
-    return Of(run), step
-
-
-@divided
-def what_methods_name_beside_variables() -> Any:
-    """A class of settings, the default value of an argument, an attribute of a function."""
+    """A function that is an attribute: variables, a dictionary, a class of settings, a default, its own attribute."""
+    scale, table, default = 1.0, {"late": False}, {"scale": 1.0}
 
     class Settings:
         scale = 1.0
 
-    table = {"scale": 1.0}
-
-    def run(self: Any, x: Any, table: Any = table) -> Any:
-        return self.net(x) * Settings.scale * table["scale"] * run.scale
-
-    run.scale = 1.0
+    def run(self: Any, x: Any, own: Any = default) -> Any:
+        z = self.net(x - x.mean(0) if table["late"] else x) * scale * TEMPERATURE
+        return z * Settings.scale * own["scale"] * run.scale
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        Settings.scale, table["scale"], run.scale = 1.0 + i // 5, 1.0 + i // 7, 1.0 + i // 9
+        nonlocal scale
+        scale, default["scale"], Settings.scale = (2.0 if i >= change else 1.0 for change in (4, 6, 8))
+        globals()["TEMPERATURE"], run.scale = (2.0 if i >= change else 1.0 for change in (10, 12))
+        table["late"] = i >= 14
         return F.cross_entropy(m(x), y)
 
+    run.scale = 1.0
     return Of(run), step
 
 
@@ -399,11 +400,7 @@ def noise_in_forward() -> Any:
 @divided
 def attention_with_dropout() -> Any:
     layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.2, batch_first=True)
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        return F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
-
-    return layer, step
+    return layer, lambda m, x, y, i: F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
 
 
 @divided
@@ -466,11 +463,7 @@ def a_head_without_a_loss() -> Any:
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         a, b = m(x)
-        loss = F.cross_entropy(a, y) + (b.mean() if i % 2 else 0.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return stepped(optimizer, F.cross_entropy(a, y) + (b.mean() if i % 2 else 0.0))
 
     return m, step
 
@@ -491,15 +484,7 @@ def hooks_on_gradients() -> Any:
 def fused_optimizer() -> Any:
     m = net()
     optimizer = torch.optim.AdamW(m.parameters(), 1e-2, fused=True)
-
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(m(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return m, step
+    return m, lambda m, x, y, i: stepped(optimizer, F.cross_entropy(m(x), y))
 
 
 @divided
@@ -526,6 +511,109 @@ def autocast() -> Any:
         return F.cross_entropy(out.double(), y)
 
     return net().float(), step
+
+
+# --- as public codes have them
+
+
+@divided
+def spectral_norm_and_r1() -> Any:
+    """Adversaries with two optimizers."""
+    net_d = nn.Sequential(parametrizations.spectral_norm(nn.Linear(12, 12)), nn.Softplus(), nn.Linear(12, 1))
+    both = nn.ModuleList([net_d, nn.Linear(3, 12)])
+    of_d, of_g = (torch.optim.Adam(each.parameters(), lr=1e-2, eps=1e-3) for each in both)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        real, fake = x.clone().requires_grad_(), m[1](torch.randn(len(x), 3))
+        score = m[0](real)
+        (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+        loss = F.softplus(m[0](fake.detach())).mean() + F.softplus(-score).mean() + slope.square().sum(1).mean()
+        return stepped(of_d, loss) + stepped(of_g, F.softplus(-m[0](fake)).mean())
+
+    return both, step
+
+
+@divided
+def moco_with_a_queue() -> Any:
+    """A teacher that is an average of weights."""
+
+    class MoCo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder_q = net()
+            self.encoder_k = copy.deepcopy(self.encoder_q).requires_grad_(False)
+            self.register_buffer("queue", F.normalize(torch.randn(5, 24), dim=0))
+            self.register_buffer("ptr", torch.zeros(1, dtype=torch.long))
+
+        def forward(self, im_q: Any, im_k: Any) -> Any:
+            q = F.normalize(self.encoder_q(im_q), dim=1)
+            with torch.no_grad():
+                for a, b in zip(self.encoder_q.parameters(), self.encoder_k.parameters(), strict=True):
+                    b.data = b.data * 0.9 + a.data * 0.1
+                order = torch.randperm(len(im_k))
+                k = F.normalize(self.encoder_k(im_k[order]), dim=1)[torch.argsort(order)]
+            logits = torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone().detach()], 1) / 0.2
+            at = int(self.ptr)
+            self.queue[:, at : at + len(k)] = k.T
+            self.ptr[0] = (at + len(k)) % 24
+            return logits, torch.zeros(len(q), dtype=torch.long)
+
+    return MoCo(), lambda m, x, y, i: F.cross_entropy(*m(x[:12], x[:12] + 0.1 * torch.randn(12, 12)))
+
+
+@divided
+def maml() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        total: Any = 0.0
+        for half in (slice(0, None, 2), slice(1, None, 2)):
+            fast = dict(m.named_parameters())
+            for _ in range(2):
+                loss = F.cross_entropy(torch.func.functional_call(m, fast, (x[half],)), y[half])
+                slopes = torch.autograd.grad(loss, fast.values(), create_graph=True)
+                fast = {name: fast[name] - 0.1 * slope for name, slope in zip(fast, slopes, strict=True)}
+            total = total + F.cross_entropy(torch.func.functional_call(m, fast, (x[half],)), y[half])
+        with torch.no_grad():
+            m(x)
+        return total
+
+    return net(), step
+
+
+@divided
+def strided_outputs() -> Any:
+    """The model returns a transposed tensor, which the loop transposes back and views."""
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        out = m(x)
+        flat = (out + 0.1 * torch.randn_like(out)).permute(0, 2, 1).view(-1, 5)
+        return torch.logsumexp(F.dropout(flat, 0.1), 1).square().mean()
+
+    return Of(lambda self, x: self.net(x[:, None] * torch.arange(1.0, 4.0)[:, None]).permute(0, 2, 1)), step
+
+
+@divided
+def complex_network() -> Any:
+    m = nn.Sequential(nn.Linear(12, 8, dtype=torch.complex128), nn.Linear(8, 4, dtype=torch.complex128))
+    return m, lambda m, x, y, i: (m(torch.fft.fft(x)).abs() - 1).square().mean()
+
+
+@divided
+def data_parallel_on_the_cpu() -> Any:
+    return nn.DataParallel(net(nn.BatchNorm1d(16))), entropy
+
+
+@whole("is sparse")
+def sparse_embeddings() -> Any:
+    m = nn.ModuleList([nn.Embedding(20, 6, sparse=True), nn.Linear(6, 5)])
+    sparse, dense = torch.optim.SparseAdam(m[0].parameters(), 1e-2), torch.optim.SGD(m[1].parameters(), 0.05)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        sparse.zero_grad()
+        loss = stepped(dense, F.cross_entropy(m[1](m[0](torch.randint(20, (len(x), 3))).mean(1)), y))
+        sparse.step()
+        return loss
+
+    return m, step
 
 
 # --- what stays whole

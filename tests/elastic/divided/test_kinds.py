@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.elastic.divided.grown import Grown
-from tests.elastic.divided.kinds import STEPS
-from tests.elastic.divided.public_loops import LOOPS
+from tests.elastic.divided.kinds import LOOPS, STEPS
 
 #: Workers in each step.
 HISTORIES = {
@@ -51,10 +49,8 @@ def trained(name: str, widths: list[int] | None) -> tuple[list[float], list[torc
         if grown is not None:
             grown.close()
         torch.set_default_dtype(before)
-    made = made if isinstance(made, tuple) else (made,)
-    tensors = [t for each in made for t in (each.state_dict().values() if isinstance(each, nn.Module) else [each])]
-    checked = [] if grown is None else grown.checked
-    return losses, [t.detach().clone() for t in (*tensors, torch.rand(1))], divided, checked
+    tensors = [t.detach().clone() for t in (*made.state_dict().values(), torch.rand(1))]
+    return losses, tensors, divided, [] if grown is None else grown.checked
 
 
 @pytest.mark.parametrize(

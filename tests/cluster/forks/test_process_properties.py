@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fluidtune.cluster.forks.fork_server import ForkServer
-
 pytestmark = pytest.mark.slow
 
-#: What a process sees: of Python's own, what the kernel knows of it, warnings and logging, numpy, and torch.
-SEEN = """
-os.getcwd()
+AT_START = "environment_at_start()['C'], 'LATER' in environment_at_start()"
+#: What a process sees: its start, Python's own, what the kernel knows of it, warnings and logging, numpy, and torch.
+SEEN = f"""
+{AT_START}
+__name__, sys.argv, sys.path, os.getcwd()
+os.environ.get("A"), os.environ.get("B")
+sorted(map(int, os.listdir("/proc/self/fd")))[:3], len(os.listdir("/proc/self/fd"))
+signal.getsignal(signal.SIGCHLD)
 sys.getrecursionlimit()
 sys.gettrace()
 gc.get_threshold(), gc.isenabled(), len(gc.callbacks)
@@ -49,6 +48,8 @@ torch.distributed.is_initialized()
 PROGRAM = f"""
 import decimal, gc, json, locale, logging, multiprocessing, os, resource, signal, sys, tempfile, threading, warnings
 import numpy, torch, torch._dynamo
+from fluidtune.cluster.forks.child import environment_at_start
+os.environ["LATER"] = os.environ["C"] = "2"
 found = []
 def look():
     found.append({{each: repr(eval(each)) for each in {SEEN.split(chr(10))[1:-1]!r}}})
@@ -57,27 +58,18 @@ thread = threading.Thread(target=look)
 thread.start()
 thread.join()
 print(json.dumps(found))
+sys.stderr.write("to stderr")
+sys.exit(7)
 """
 
 
-def test_a_forked_process_finds_what_a_new_one_has(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    script = tmp_path / "program.py"
+def test_a_forked_process_finds_what_a_new_one_has(packages, serve, tmp_path):
+    modules = ["torch", "torch._dynamo", "numpy", "pandas", "sklearn", "matplotlib.pyplot"]
+    served, script, own = serve(packages(), *modules), tmp_path / "program.py", {"A": "1", "C": "1"}
     script.write_text(PROGRAM)
-
-    def said(program: list[str]) -> list[dict[str, str]]:
-        command = [*program, str(script)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        found: list[dict[str, Any]] = json.loads(done.stdout)
-        return found
-
-    new = said([sys.executable])
-    server = ForkServer(["torch", "torch._dynamo", "numpy", "pandas", "sklearn", "matplotlib.pyplot"], environment)
-    try:
-        command = server.finish([], {}).command
-        assert command is not None
-        forked = said(shlex.split(command))
-    finally:
-        server.stop()
-    assert forked == new
+    forked = served.start(script, "x", "y z", environment=own)
+    new = [sys.executable, str(script), "x", "y z"]
+    new = subprocess.run(new, env={**served.environment, **own}, capture_output=True, text=True, cwd=tmp_path)
+    assert json.loads(forked.stdout) == json.loads(new.stdout)
+    assert (forked.stderr, forked.returncode) == (new.stderr, new.returncode) == ("to stderr", 7)
+    assert json.loads(forked.stdout)[0][AT_START] == "('1', False)", "the environment that it was started with"
