@@ -2,14 +2,16 @@
 
 ``python -m tests.serve.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
 and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, GPUs join, leave, die, fall
-silent and take longer than was predicted, and messages take any time.
+silent, take longer than was predicted, and have other models than before. Models come and go, their times vary for a
+while, and messages take any time.
 
 Checked:
 
 - every request is answered or refused in the end, and its client is told once;
 - the scheduler refuses no request that it does not hold, and its books are right after every event;
 - batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
-- no batch is sent to a GPU that was said to be taken away;
+- no batch is sent to a GPU that was said to be taken away, or that does not hold the batch's model;
+- a model that was removed is gone when its last request is answered or refused, and that is said once;
 - where no time is wrong (no GPU is slow or silent), every answer is in time;
 - every refusal comes by the request's deadline. It may come later only by the time that the loss of a GPU is not
   noticed, and where times are wrong, by the patience with a GPU that overruns.
@@ -25,7 +27,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
@@ -38,13 +40,18 @@ from symphony_serve.gpu_table import PATIENCE
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
+    BatchTook,
     Cancelled,
     Dispatch,
     Event,
+    GpuHolds,
     GpuJoined,
     GpuLeaving,
     GpuLost,
     Instruction,
+    ModelAdded,
+    ModelGone,
+    ModelRemoved,
     Refuse,
     Request,
     RequestArrived,
@@ -52,9 +59,10 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
-from symphony_serve.model_side import DEFERRED, EAGER, Model
+from symphony_serve.model_side import DEFERRED, EAGER, Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
+from symphony_serve.seen_times import RECENT
 from tests.serve.invariants import check_scheduler, unanswered
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
@@ -83,7 +91,7 @@ class Backend:
     """One GPU's process. token: its newest. plan: the last one that it got under this token.
 
     running: whether a batch runs. waiting: batches behind it. leaves: whether the GPU is taken away. life: grows when
-    the process dies.
+    the process dies. models: those that it holds; None: all.
     """
 
     gpu: int
@@ -95,6 +103,7 @@ class Backend:
     waiting: list[Dispatch] = field(default_factory=list)
     leaves: bool = False
     life: int = 0
+    models: frozenset[str] | None = None
 
 
 class World:
@@ -107,15 +116,17 @@ class World:
         self._delays = rng.choice([NO_DELAYS, Delays(LATE_S)])
         policy = rng.choice([DEFERRED, EAGER])
         profile = Profile.linear(1.0, 5.0, MAX_BATCH)
-        self._models = [
-            Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
+        self._models = {
+            name: Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj, Batching.AUTO]), policy, self._delays)
             for name in "abc"[: rng.randint(1, 3)]
-        ]
+        }
+        #: By name, of the models that were removed, whether that they are gone was said.
+        self._removed: dict[str, bool] = {}
         #: Whether GPUs fall silent, or take longer than was predicted.
         self._wrong_times = rng.random() < 0.6
-        self._scheduler = Scheduler(self._models)
+        self._scheduler = Scheduler(self._models.values())
         #: Seconds by which a refusal may come after the deadline because a GPU overruns: its batch was to end in time.
-        self._patience = (PATIENCE - 1) * profile.seconds(MAX_BATCH) if self._wrong_times else 0.0
+        self._patience = 0.0
         #: (begin, end) of the times in which the scheduler did not know that a GPU was lost.
         self._outages: list[tuple[float, float]] = []
         self._backends = [Backend(gpu) for gpu in range(rng.randint(1, 5))]
@@ -129,13 +140,14 @@ class World:
 
     def run(self) -> dict[int, str]:
         """Run the schedule. Returns the outcome of each request; raises Violation if an invariant does not hold."""
-        names = [model.name for model in self._models]
+        names = list(self._models)
         rate = self._rng.choice([0.1, 0.3, 0.6]) * len(self._backends) / len(names)
         shape = self._rng.choice([1.0, 0.2])
         for request in arrivals(dict.fromkeys(names, rate), dict.fromkeys(names, SLO_S), self.seed, shape):
             if request.arrival > LENGTH_S:
                 break
-            self._at(request.arrival, lambda request=request: self._ask(request))  # type: ignore[misc]
+            asked = replace(request, source=self._rng.choice(["", "x", "y"]))
+            self._at(request.arrival, lambda asked=asked: self._ask(asked))  # type: ignore[misc]
         for backend in self._backends:
             self._at(0.0, lambda backend=backend: self._join(backend))  # type: ignore[misc]
         for _ in range(self._rng.randint(0, 12)):
@@ -144,10 +156,12 @@ class World:
             self._now, _, _, happen = heapq.heappop(self._events)
             happen()
         self._require(not self._asked, f"requests {sorted(self._asked)[:5]} are neither answered nor refused")
+        self._require(all(self._removed.values()), f"of {self._removed} some are not gone")
         return self._told
 
     def _faults(self) -> list[Callable[[], None]]:
-        return [self._lose_gpu, self._leave, self._cancel, *([self._fall_silent] if self._wrong_times else [])]
+        wrong = [self._fall_silent, self._vary] if self._wrong_times else []
+        return [self._lose_gpu, self._leave, self._cancel, self._hold, self._add_or_remove, *wrong]
 
     def _at(self, moment: float, happen: Callable[[], None], last: bool = False) -> None:
         heapq.heappush(self._events, (max(moment, self._now), last, next(self._count), happen))
@@ -220,8 +234,16 @@ class World:
             newest = instruction.token == backend.token
             self._require(newest, f"GPU {backend.gpu} is sent token {instruction.token}, not {backend.token}")
             self._require(not backend.leaves, f"GPU {backend.gpu} leaves")
+            has = backend.models is None or instruction.model in backend.models
+            self._require(has, f"GPU {backend.gpu} does not hold {instruction.model}")
+            if self._wrong_times:
+                longest = max(instruction.seconds, instruction.longest)
+                self._patience = max(self._patience, (PATIENCE - 1) * longest)
             travel, life = self._travel(), backend.life
             self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
+        elif isinstance(instruction, ModelGone):
+            self._require(self._removed.get(instruction.model) is False, f"model {instruction.model} is gone")
+            self._removed[instruction.model] = True
         elif isinstance(instruction, Suspect):
             backend = self._backends[instruction.gpu]
             self._at(self._now, lambda: self._tell(GpuLost(instruction.gpu)))
@@ -238,7 +260,7 @@ class World:
         backend.plan = -1
         backend.waiting.clear()
         self._tell(GpuLost(backend.gpu))  # If that was not said yet.
-        self._tell(GpuJoined(backend.gpu, backend.token))
+        self._tell(GpuJoined(backend.gpu, backend.token, backend.models))
         if backend.leaves:
             self._tell(GpuLeaving(backend.gpu))
 
@@ -258,19 +280,22 @@ class World:
         stretch = self._rng.choice([1.0, 1.0, 0.5, 1.3, 5.0]) if self._wrong_times else 1.0
         begin = max(self._now, batch.start) if self._delays.response else self._now
         backend.running = True
-        self._at(begin + stretch * batch.seconds, lambda: self._finish(backend, batch, life))
+        seconds = stretch * batch.seconds
+        self._at(begin + seconds, lambda: self._finish(backend, batch, seconds, life))
 
-    def _finish(self, backend: Backend, batch: Dispatch, life: int) -> None:
+    def _finish(self, backend: Backend, batch: Dispatch, seconds: float, life: int) -> None:
         if backend.life != life:
             return
         if backend.silent_until > self._now:
             if backend.silent_until < math.inf:
-                self._at(backend.silent_until, lambda: self._finish(backend, batch, life))
+                self._at(backend.silent_until, lambda: self._finish(backend, batch, seconds, life))
             return
         backend.running = False
         for request in batch.requests:
             self._outcome(request, "answered")
         self._at(self._now + self._travel(), lambda: self._tell(BatchDone(batch.gpu, batch.token, batch.plan)))
+        if self._models[batch.model].batching is Batching.AUTO:
+            self._tell(BatchTook(batch.model, batch.requests, seconds))
         self._work(backend)
 
     def _restart(self, backend: Backend) -> None:
@@ -314,6 +339,34 @@ class World:
         if self._asked:
             request = self._rng.choice(sorted(self._asked.values(), key=lambda one: one.id))
             self._tell(Cancelled(request.model, request.id))
+
+    def _hold(self) -> None:
+        """A GPU has other models from now on."""
+        backend = self._rng.choice(self._backends)
+        some = self._rng.sample(list(self._models), self._rng.randint(0, len(self._models)))
+        backend.models = self._rng.choice([None, frozenset(some)])
+        self._tell(GpuHolds(backend.gpu, backend.models))
+
+    def _add_or_remove(self) -> None:
+        """A model takes no request any more, or one that is gone comes again."""
+        name = self._rng.choice(list(self._models))
+        if name not in self._removed:
+            self._removed[name] = False
+            self._tell(ModelRemoved(name))
+        elif self._removed[name]:
+            del self._removed[name]
+            self._tell(ModelAdded(self._models[name]))
+
+    def _vary(self) -> None:
+        """Many batches have varied, or not, so that the former of a model may be another one from now on."""
+        name, varies = self._rng.choice(list(self._models)), self._rng.random() < 0.5
+        model = self._models[name]
+        if model.batching is not Batching.AUTO or name in self._removed:
+            return
+        for number in range(3 * RECENT):
+            some = tuple(Request(-1 - place, name, 0.0, 1.0) for place in range(1 + number % 2))
+            self._tell(BatchTook(name, some, model.profile.seconds(len(some)) * (1 + number % 7 if varies else 1)))
+        self._require(not varies or self._scheduler.batching(name) is Batching.ORLOJ, f"{name} has not changed over")
 
     def _fall_silent(self) -> None:
         silence = self._rng.choice([self._rng.uniform(1.0, 60.0), math.inf])

@@ -264,17 +264,14 @@ def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_befo
 
 
 @pytest.mark.parametrize("within", [math.nan, -math.inf])
-def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
-    async def run():
-        device = LocalDevice({"m": doubled})
-        async with async_server.AsyncServer([model()], [device]) as server:
-            with pytest.raises(ServeError, match="give a finite time"):
-                server.ask("m", 1, within)
-            assert (server.closed, server.unanswered) == (False, 0)
-            assert await server.ask("m", 2) == 4
-        device.close()
-
-    asyncio.run(run())
+async def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
+    device = LocalDevice({"m": doubled})
+    async with async_server.AsyncServer([model()], [device]) as server:
+        with pytest.raises(ServeError, match="give a finite time"):
+            server.ask("m", 1, within)
+        assert (server.closed, server.unanswered) == (False, 0)
+        assert await server.ask("m", 2) == 4
+    device.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

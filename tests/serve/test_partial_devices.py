@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Dispatch, GpuHolds, GpuJoined, GpuLost, Request
+from symphony_serve.messages import GpuHolds, GpuJoined, Request
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import Driver
-from tests.serve.invariants import unanswered
 
 SLO_S = 14.0
 NAMES = "abc"
@@ -29,34 +28,7 @@ def model(name, policy=EAGER):
     return Model(name, Profile.linear(1.0, 5.0, 8), SLO_S, Window, policy)
 
 
-class Holding(Driver):
-    """Also knows which models each GPU holds, and sees that no batch goes to another one."""
-
-    def __init__(self, policy, names=NAMES):
-        super().__init__(Scheduler([model(name, policy) for name in names]))
-        self.held = {}
-
-    def holds(self, moment, gpu, models):
-        self.at(moment, GpuHolds(gpu, models))
-
-    def run(self, *given):
-        handle = self.scheduler.handle
-
-        def seen(event, now):
-            if isinstance(event, GpuJoined | GpuHolds):
-                self.held[event.gpu] = event.models
-            out = handle(event, now)
-            for one in out:
-                held = self.held[one.gpu] if isinstance(one, Dispatch) else None
-                assert held is None or one.model in held
-            return out
-
-        self.scheduler.handle = seen
-        return super().run(*given)
-
-
 MOMENTS = st.floats(0.0, 60.0, allow_nan=False).map(lambda moment: round(moment, 3))
-SETS = st.none() | st.frozensets(st.sampled_from(NAMES))
 ARRIVALS = st.lists(st.tuples(MOMENTS, st.sampled_from(NAMES)), max_size=60)
 POLICIES = st.sampled_from([EAGER, DEFERRED])
 
@@ -65,38 +37,11 @@ def requests_of(arrivals):
     return [Request(number, name, at, at + SLO_S) for number, (at, name) in enumerate(sorted(arrivals), start=1)]
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    ARRIVALS,
-    POLICIES,
-    st.lists(SETS, min_size=1, max_size=4),
-    st.lists(st.tuples(MOMENTS, st.integers(1, 4), SETS), max_size=8),
-    st.lists(st.tuples(MOMENTS, st.integers(1, 4)), max_size=2),
-)
-def test_each_request_is_answered_once_by_a_gpu_that_holds_its_model_or_refused(
-    arrivals, policy, sets, changes, losses
-):
-    run = Holding(policy)
-    for gpu, models in enumerate(sets, start=1):
-        run.at(0.0, GpuJoined(gpu, 1, models))
-    for moment, gpu, models in changes:
-        run.holds(moment, gpu, models)
-    for moment, gpu in losses:
-        run.at(moment, GpuLost(gpu))
-    requests = requests_of(arrivals)
-    run.requests(requests)
-    run.run()
-    answered = {one.id for batch in run.dispatches for one in batch.requests}
-    assert answered | set(run.refused) == {one.id for one in requests}
-    assert losses or not answered & set(run.refused)
-    assert not unanswered(run.scheduler)
-
-
 @settings(max_examples=100, deadline=None)
 @given(ARRIVALS, POLICIES)
 def test_models_on_gpus_of_their_own_are_served_as_if_each_had_a_scheduler_of_its_own(arrivals, policy):
     requests = requests_of(arrivals)
-    together = Holding(policy)
+    together = Driver(Scheduler([model(name, policy) for name in NAMES]))
     alone = []
     for gpu, name in enumerate(NAMES, start=1):
         together.at(0.0, GpuJoined(gpu, 1, frozenset(name)))
@@ -110,31 +55,28 @@ def test_models_on_gpus_of_their_own_are_served_as_if_each_had_a_scheduler_of_it
 
 
 def test_an_idle_gpu_with_fewer_models_goes_first_and_a_ready_model_does_not_wait_for_the_gpu_of_another():
-    run = Holding(EAGER)
+    run = Driver(Scheduler([model(name) for name in NAMES]))
     for gpu, models in ((1, "ab"), (2, "a"), (3, "b")):
         run.at(0.0, GpuJoined(gpu, 1, frozenset(models)))
     run.requests([Request(1, "a", 0.0, 20.0), Request(2, "c", 0.0, 20.0), Request(3, "b", 0.5, 20.0)])
-    run.holds(1.0, 1, frozenset("c"))
+    run.at(1.0, GpuHolds(1, frozenset("c")))
     run.run()
     assert run.batches == [(0.0, 2, [1]), (0.5, 3, [3]), (1.0, 1, [2])]
 
 
-def test_a_server_gives_a_device_the_models_that_it_holds():
-    async def run():
-        delays = Delays(jitter=30.0)
-        models = [Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Window, EAGER, delays) for name in "ab"]
-        first, second = LocalDevice({"a": lambda given: ["0a"] * len(given)}), LocalDevice({"b": list})
-        with pytest.raises(ServeError, match=r"device 1 has the models \['b'\], expected \['a', 'b'\]$"):
-            AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("ab")})
-        async with AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("b")}) as server:
-            assert (await server.ask("a", 1), await server.ask("b", 2)) == ("0a", 2)
-            server.hold(0, frozenset())
-            assert (server.able_for("a"), server.able_for("b"), server.able) == (False, True, 2)
-            waits = server.ask("a", 1)
-            await asyncio.sleep(0.01)
-            assert not waits.done()
-            second.models, second._functions["a"] = frozenset("ab"), lambda given: ["1a"] * len(given)
-            server.hold(1, frozenset("ab"))
-            assert await waits == "1a"
-
-    asyncio.run(run())
+async def test_a_server_gives_a_device_the_models_that_it_holds():
+    delays = Delays(jitter=30.0)
+    models = [Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Window, EAGER, delays) for name in "ab"]
+    first, second = LocalDevice({"a": lambda given: ["0a"] * len(given)}), LocalDevice({"b": list})
+    with pytest.raises(ServeError, match=r"device 1 has the models \['b'\], expected \['a', 'b'\]$"):
+        AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("ab")})
+    async with AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("b")}) as server:
+        assert (await server.ask("a", 1), await server.ask("b", 2)) == ("0a", 2)
+        server.hold(0, frozenset())
+        assert (server.able_for("a"), server.able_for("b"), server.able) == (False, True, 2)
+        waits = server.ask("a", 1)
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        second.models, second._functions["a"] = frozenset("ab"), lambda given: ["1a"] * len(given)
+        server.hold(1, frozenset("ab"))
+        assert await waits == "1a"

@@ -396,19 +396,16 @@ def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancelled_in
     assert all(answer.cancelled() for answer in front.server.answers[1:]) and max(turns) <= 2 * ASKED
 
 
-def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
-    async def run():
-        left = asyncio.Event()
-        asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
-        while len(many.server.answers) < 1024:
-            await asyncio.sleep(0)
-        left.set()
-        while not any(one.cancelled() for one in many.server.answers):
-            await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.wait([asked])
-
-    asyncio.run(run())
+async def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
+    left = asyncio.Event()
+    asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
+    while len(many.server.answers) < 1024:
+        await asyncio.sleep(0)
+    left.set()
+    while not any(one.cancelled() for one in many.server.answers):
+        await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait([asked])
     assert all(one.cancelled() for one in many.server.answers)
 
 

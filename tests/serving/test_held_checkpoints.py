@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,118 +137,97 @@ class Service:
 
 
 @pytest.mark.serve
-def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
-    async def run():
-        left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
-        first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
-        service = Service(tmp_path, first, monkeypatch)
-        assert left.name in copies(tmp_path)
-        await service.rollouts.restore()
-        assert copies(tmp_path) == ["a"]
-        await service.deploy(winner(tmp_path, "b", 2.0))
-        assert copies(tmp_path) == ["a", "b"]
-        serving = service.rollouts.service.serving.what
-        assert "checkpoints/" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
-        await service.deploy(winner(tmp_path, "c", 3.0), fails=True)
-        assert service.rollouts.service.last.state == "refused" and copies(tmp_path) == ["b"]
-        await service.deploy(winner(tmp_path, "d", 3.0, goes_on=False))
-        assert service.rollouts.service.serving.trial == "d" and copies(tmp_path) == ["b"]
-        # The front is killed, and the next one has b, which is kept, to load.
-        after = Service(tmp_path, first, monkeypatch, service.kept)
-        await after.rollouts.restore()
-        assert copies(tmp_path) == ["b"]
-        await service.rollouts.rollback()
-        assert service.rollouts.service.serving.trial == "b" and copies(tmp_path) == ["b"]
-        await service.rollouts.close()
-        assert copies(tmp_path) == []
-
-    asyncio.run(run())
+async def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
+    left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
+    first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
+    service = Service(tmp_path, first, monkeypatch)
+    assert left.name in copies(tmp_path)
+    await service.rollouts.restore()
+    assert copies(tmp_path) == ["a"]
+    await service.deploy(winner(tmp_path, "b", 2.0))
+    assert copies(tmp_path) == ["a", "b"]
+    serving = service.rollouts.service.serving.what
+    assert "checkpoints/" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
+    await service.deploy(winner(tmp_path, "c", 3.0), fails=True)
+    assert service.rollouts.service.last.state == "refused" and copies(tmp_path) == ["b"]
+    await service.deploy(winner(tmp_path, "d", 3.0, goes_on=False))
+    assert service.rollouts.service.serving.trial == "d" and copies(tmp_path) == ["b"]
+    # The front is killed, and the next one has b, which is kept, to load.
+    after = Service(tmp_path, first, monkeypatch, service.kept)
+    await after.rollouts.restore()
+    assert copies(tmp_path) == ["b"]
+    await service.rollouts.rollback()
+    assert service.rollouts.service.serving.trial == "b" and copies(tmp_path) == ["b"]
+    await service.rollouts.close()
+    assert copies(tmp_path) == []
 
 
-def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
+async def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
     """This one lists what is in "run" as "/run/...", and others leave a "/" out."""
     storage = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory", skip_instance_cache=True)))
-
-    async def run():
-        path = tmp_path.name
-        left, served = (held(winner(tmp_path, name), path, storage) for name in ("left", "served"))
-        holding = HeldCheckpoints(path, served)
-        await holding.begin()
-        await holding.keep([served])
-        there = [storage.get_file_info(one.checkpoint.path).type for one in (left, served)]
-        assert there == [pyarrow.fs.FileType.NotFound, pyarrow.fs.FileType.Directory]
-
-    asyncio.run(run())
+    path = tmp_path.name
+    left, served = (held(winner(tmp_path, name), path, storage) for name in ("left", "served"))
+    holding = HeldCheckpoints(path, served)
+    await holding.begin()
+    await holding.keep([served])
+    there = [storage.get_file_info(one.checkpoint.path).type for one in (left, served)]
+    assert there == [pyarrow.fs.FileType.NotFound, pyarrow.fs.FileType.Directory]
 
 
-def test_services_of_one_run_leave_each_other_their_copies(tmp_path):
-    async def run():
-        _, mine = (held(winner(tmp_path, name), str(tmp_path / f"serving-{name}"), HERE) for name in "ab")
-        holding = HeldCheckpoints(str(tmp_path / "serving-b"), mine)
-        await holding.begin()
-        await holding.keep([])
-        assert (copies(tmp_path / "serving-a"), copies(tmp_path / "serving-b")) == (["a"], [])
-
-    asyncio.run(run())
+async def test_services_of_one_run_leave_each_other_their_copies(tmp_path):
+    _, mine = (held(winner(tmp_path, name), str(tmp_path / f"serving-{name}"), HERE) for name in "ab")
+    holding = HeldCheckpoints(str(tmp_path / "serving-b"), mine)
+    await holding.begin()
+    await holding.keep([])
+    assert (copies(tmp_path / "serving-a"), copies(tmp_path / "serving-b")) == (["a"], [])
 
 
-def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
-    async def run():
-        one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
-        holding = HeldCheckpoints(str(tmp_path), one)
-        await holding.begin()
-        folder = tmp_path / "checkpoints"
-        whole = folder.rename(tmp_path / "away")
-        folder.mkdir()
-        (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")
-        await holding.keep([])
-        assert "stays in" in caplog.text
-        shutil.rmtree(folder)
-        whole.rename(folder)
-        await holding.keep([])
-        assert copies(tmp_path) == []
-
-    asyncio.run(run())
+async def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
+    one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
+    holding = HeldCheckpoints(str(tmp_path), one)
+    await holding.begin()
+    folder = tmp_path / "checkpoints"
+    whole = folder.rename(tmp_path / "away")
+    folder.mkdir()
+    (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")
+    await holding.keep([])
+    assert "stays in" in caplog.text
+    shutil.rmtree(folder)
+    whole.rename(folder)
+    await holding.keep([])
+    assert copies(tmp_path) == []
 
 
 @pytest.mark.serve
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
+async def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
     run = str(tmp_path)
-
-    async def begin():
-        left, *models = [held(winner(tmp_path, name), run, HERE) for name in ("left", "a", "b", "c")]
-        assert left.name in copies(tmp_path)
-        service = Service(tmp_path, models[0], monkeypatch)
-        service.rollouts._setting.loading = Loading(b"", (), tuple(models))
-        if restarted:
-            service.kept = cloudpickle.dumps(service.rollouts.service)
-        await service.rollouts.restore()
-        assert copies(tmp_path) == ["a", "b", "c"]
-        await service.rollouts.close()
-        assert copies(tmp_path) == []
-
-    asyncio.run(begin())
+    left, *models = [held(winner(tmp_path, name), run, HERE) for name in ("left", "a", "b", "c")]
+    assert left.name in copies(tmp_path)
+    service = Service(tmp_path, models[0], monkeypatch)
+    service.rollouts._setting.loading = Loading(b"", (), tuple(models))
+    if restarted:
+        service.kept = cloudpickle.dumps(service.rollouts.service)
+    await service.rollouts.restore()
+    assert copies(tmp_path) == ["a", "b", "c"]
+    await service.rollouts.close()
+    assert copies(tmp_path) == []
 
 
 @pytest.mark.serve
-def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch):
+async def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch):
     """Seen: `serve --follow` deployed no other version."""
     gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
     shutil.rmtree(gone.checkpoint.path)
+    service = Service(tmp_path, winner(tmp_path, "a", 0.90, goes_on=False), monkeypatch)
 
-    async def run():
-        service = Service(tmp_path, winner(tmp_path, "a", 0.90, goes_on=False), monkeypatch)
+    async def look(best):
+        monkeypatch.setattr(following, "winners", lambda *given, **named: [best])
+        await following.look(service.rollouts, str(tmp_path), Following(1.0, "score", "max"))
 
-        async def look(best):
-            monkeypatch.setattr(following, "winners", lambda *given, **named: [best])
-            await following.look(service.rollouts, str(tmp_path), Following(1.0, "score", "max"))
-
-        await service.has(device())
-        with pytest.raises(ServeError, match="is not there"):
-            await look(gone)
-        await look(there)
-        await settled()
-        assert service.rollouts.service.serving.what.value == 0.94
-
-    asyncio.run(run())
+    await service.has(device())
+    with pytest.raises(ServeError, match="is not there"):
+        await look(gone)
+    await look(there)
+    await settled()
+    assert service.rollouts.service.serving.what.value == 0.94

@@ -129,30 +129,26 @@ def test_a_half_body_is_refused_at_its_deadline_and_its_connection_ends():
     assert found.headers == {"Retry-After": "1", "Connection": "close"}
 
 
-def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
+async def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
     from fluidtune.serving import intake as intakes
 
     monkeypatch.setattr(intakes, "MOST_READ", 3)
-
-    async def run():
-        one = intake()
-        halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert (one.open, one.reading) == (3, 3)
-        refused = Body([b"[1]"])
-        found = await read(one, refused)
-        assert (found.code, found.headers["Retry-After"], refused.asked) == ("too_many_bodies", "1", 0)
-        for half in halves:
-            half.cancel()
-        await asyncio.gather(*halves, return_exceptions=True)
-        assert (one.open, one.reading, one.bytes) == (0, 0, 0)
-        assert await read(one, Body([b"[1]"])) == [1]
-
-    asyncio.run(run())
+    one = intake()
+    halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (one.open, one.reading) == (3, 3)
+    refused = Body([b"[1]"])
+    found = await read(one, refused)
+    assert (found.code, found.headers["Retry-After"], refused.asked) == ("too_many_bodies", "1", 0)
+    for half in halves:
+        half.cancel()
+    await asyncio.gather(*halves, return_exceptions=True)
+    assert (one.open, one.reading, one.bytes) == (0, 0, 0)
+    assert await read(one, Body([b"[1]"])) == [1]
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
+async def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
     from fluidtune.serving import intake as intakes
 
     text = json.dumps([0.5] * 40_000).encode()
@@ -161,20 +157,17 @@ def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_one
     def large():
         return Body([text], **{"content_length": len(text)} if told else {})
 
-    async def run():
-        one, answered = intake(), asyncio.Event()
-        first = asyncio.ensure_future(read(one, large(), holds=answered))
-        while one.bytes < len(text):
-            await asyncio.sleep(0)
-        second = large()
-        found = await read(one, second)
-        assert (found.code, found.status, second.asked) == ("too_many_bytes", 503, 0 if told else 1)
-        assert await read(one, Body([b"[1]"])) == [1]
-        answered.set()
-        assert len(await first) == 40_000 and one.bytes == 0
-        assert len(await read(one, large())) == 40_000
-
-    asyncio.run(run())
+    one, answered = intake(), asyncio.Event()
+    first = asyncio.ensure_future(read(one, large(), holds=answered))
+    while one.bytes < len(text):
+        await asyncio.sleep(0)
+    second = large()
+    found = await read(one, second)
+    assert (found.code, found.status, second.asked) == ("too_many_bytes", 503, 0 if told else 1)
+    assert await read(one, Body([b"[1]"])) == [1]
+    answered.set()
+    assert len(await first) == 40_000 and one.bytes == 0
+    assert len(await read(one, large())) == 40_000
 
 
 def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_only_thread():

@@ -329,7 +329,7 @@ def test_a_service_that_the_arbiter_never_lets_in_says_why():
         ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, refuse)
 
 
-def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypatch):
+async def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypatch):
     """Seen: an error with the second one lost the first one, and nothing but the log said so."""
     failing = [RuntimeError("the GCS is away")]
 
@@ -340,54 +340,47 @@ def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypatch):
     context = SimpleNamespace(get_actor_id=lambda: "front")
     monkeypatch.setattr(service_devices, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(service_devices, "get_placement_group", held)
-
-    async def run():
-        made = []
-        devices = Devices(
-            OwnDevices(2, {"num_cpus": 1.0}),
-            lambda *given: made.append(Device(*given, False)) or made[-1],
-            lambda number: {"t": "loading"},
-        )
-        with pytest.raises(ServeError, match="the GCS is away"):
-            await asyncio.wait_for(devices.first(), PATIENCE_S)
-        failing.clear()
-        while len(made) < 2:
-            await asyncio.sleep(0.01)
-        made[0].loads = True
-        await asyncio.sleep(2 * service_devices.LOOK_S)
-        first = asyncio.ensure_future(devices.first())
-        assert (await asyncio.wait({first}, timeout=0.3))[1] == {first}
-        made[1].loads = True
-        assert list((await first).devices.values()) == made
-        await devices.close()
-        assert all(one.stopped for one in made)
-
-    asyncio.run(run())
+    made = []
+    devices = Devices(
+        OwnDevices(2, {"num_cpus": 1.0}),
+        lambda *given: made.append(Device(*given, False)) or made[-1],
+        lambda number: {"t": "loading"},
+    )
+    with pytest.raises(ServeError, match="the GCS is away"):
+        await asyncio.wait_for(devices.first(), PATIENCE_S)
+    failing.clear()
+    while len(made) < 2:
+        await asyncio.sleep(0.01)
+    made[0].loads = True
+    await asyncio.sleep(2 * service_devices.LOOK_S)
+    first = asyncio.ensure_future(devices.first())
+    assert (await asyncio.wait({first}, timeout=0.3))[1] == {first}
+    made[1].loads = True
+    assert list((await first).devices.values()) == made
+    await devices.close()
+    assert all(one.stopped for one in made)
 
 
 @pytest.mark.parametrize("models", ["t", "tu"])
 @pytest.mark.parametrize("source", ["own", "leased"])
-def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_neighbours_meanwhile(source, models):
-    async def run():
-        own = OwnDevices(1, {"num_cpus": 0.0})
-        leases = ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, FakeTenant)
-        leases._tenant.notices = [Gained(gpu(0), 1)]
-        desired = {name: loading(name) for name in models}
-        devices = Devices(own if source == "own" else leases, lambda *given: stand_ins.device(), lambda number: desired)
-        (one,) = (await devices.first()).devices.values()
-        served = [Model(name, Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=DELAYS) for name in models]
-        async with AsyncServer(served, {0: one}, None, {0: one.models}) as server:
-            devices.serve(server, lambda: 1)
-            one.processes["t"].mortal = True
-            waits = server.ask("t", 1)
-            while one.processes["t"].state == "ready":
-                await asyncio.sleep(0.001)
-            assert not server.able_for("t")
-            if "u" in models:
-                assert await server.ask("u", 2) == "u2"
-            one.processes["t"].mortal = False
-            one.processes["t"].loads()
-            assert await waits == "t1"
-        await devices.close()
-
-    asyncio.run(run())
+async def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_neighbours_meanwhile(source, models):
+    own = OwnDevices(1, {"num_cpus": 0.0})
+    leases = ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, FakeTenant)
+    leases._tenant.notices = [Gained(gpu(0), 1)]
+    desired = {name: loading(name) for name in models}
+    devices = Devices(own if source == "own" else leases, lambda *given: stand_ins.device(), lambda number: desired)
+    (one,) = (await devices.first()).devices.values()
+    served = [Model(name, Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=DELAYS) for name in models]
+    async with AsyncServer(served, {0: one}, None, {0: one.models}) as server:
+        devices.serve(server, lambda: 1)
+        one.processes["t"].mortal = True
+        waits = server.ask("t", 1)
+        while one.processes["t"].state == "ready":
+            await asyncio.sleep(0.001)
+        assert not server.able_for("t")
+        if "u" in models:
+            assert await server.ask("u", 2) == "u2"
+        one.processes["t"].mortal = False
+        one.processes["t"].loads()
+        assert await waits == "t1"
+    await devices.close()
