@@ -48,6 +48,14 @@ def until(reached: Callable[[], object]) -> object:
     return found
 
 
+async def reached(holds: Callable[[], object]) -> None:
+    """As `until`, on an event loop whose other tasks go on meanwhile."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
 async def never_back() -> bool:
     """What a `DeviceLost` asks whose device does not come back."""
     await asyncio.sleep(0.001)

@@ -237,8 +237,8 @@ class World:
             has = backend.models is None or instruction.model in backend.models
             self._require(has, f"GPU {backend.gpu} does not hold {instruction.model}")
             if self._wrong_times:
-                longest = max(instruction.seconds, instruction.longest)
-                self._patience = max(self._patience, (PATIENCE - 1) * longest)
+                suspect = PATIENCE * max(instruction.seconds, instruction.longest)
+                self._patience = max(self._patience, suspect - instruction.seconds)
             travel, life = self._travel(), backend.life
             self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
         elif isinstance(instruction, ModelGone):

@@ -10,52 +10,26 @@ from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused, ServeError
-from symphony_serve.messages import (
-    BatchTook,
-    Cancelled,
-    ModelGone,
-    ModelRemoved,
-    Reason,
-    Request,
-)
+from symphony_serve.messages import BatchTook, Cancelled, ModelGone, ModelRemoved, Reason, Request
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
-from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, Driver
-
-SLO_S = 14.0
-
-
-def model(name, gathering=Window, policy=EAGER, **options):
-    """A batch of b takes b + 5 s (figure 4)."""
-    return Model(name, Profile.linear(1.0, 5.0, 8), SLO_S, gathering, policy, **options)
+from tests.serve.stand_ins import HeldDevice
 
 
 def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_refused():
-    run = Driver(Scheduler([model("a"), model("b")]))
+    """A batch of b takes b + 5 s (figure 4)."""
+    run = Driver(Scheduler([Model(name, Profile.linear(1.0, 5.0, 8), 14.0, Window, EAGER) for name in "ab"]))
     run.joins(0.0)
     run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.5, 20.0), Request(3, "b", 2.0, 20.0)])
     run.at(1.0, ModelRemoved("b"))
-    run.run()
-    assert run.batches == [(0.0, 1, [1]), (6.0, 1, [2])]
-    assert (run.refused, run.others, run.now) == ({3: "UNKNOWN_MODEL"}, [ModelGone("b")], 12.0)
+    assert run.run(until=11.0).others == []
+    assert run.run(until=12.0).others == [ModelGone("b")]
+    assert (run.batches, run.refused) == ([(0.0, 1, [1]), (6.0, 1, [2])], {3: "UNKNOWN_MODEL"})
     late = [BatchTook("b", (Request(2, "b", 0.5, 20.0),), 6.0), Cancelled("b", 2), ModelRemoved("b")]
     assert all(run.scheduler.handle(event, 13.0) == [] for event in late)
-
-
-class Slow(LocalDevice):
-    """Its batches of model b wait to be let go."""
-
-    def __init__(self, release):
-        super().__init__({"a": list, "b": list})
-        self.release = release
-
-    async def run(self, name, inputs):
-        if name == "b":
-            await self.release.wait()
-        return [f"{name}{value}" for value in inputs]
 
 
 def quick(name, delays):
@@ -63,23 +37,20 @@ def quick(name, delays):
 
 
 async def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
-    device = LocalDevice({"a": list, "b": list, "c": list})
-    async with AsyncServer([quick("a", Delays(jitter=30.0))], [device]) as server:
+    async with AsyncServer([quick("a", Delays(jitter=30.0))], [HeldDevice(*"abc", opened=True)]) as server:
         server.add(quick("b", Delays(response=0.1, jitter=20.0)))
         too_short = Model("c", Profile.linear(0.0, 1e-3, 4), 29.0, Fifo, EAGER, Delays())
         with pytest.raises(ServeError, match="model c has an SLO of 29"):
             server.add(too_short)
-        assert [await server.ask(name, 1) for name in "ab"] == [1, 1]
+        assert [await server.ask(name, 1) for name in "ab"] == [2, 2]
         with pytest.raises(Refused, match="no model of that name"):
             await server.ask("c", 1)
-    device.close()
 
 
 async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_answered():
     """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError for a model that is not served."""
-    delays, release = Delays(jitter=30.0), asyncio.Event()
-
-    server = AsyncServer([quick("a", delays)], [Slow(release)])
+    delays, device = Delays(jitter=30.0), HeldDevice(*"ab")
+    server = AsyncServer([quick("a", delays)], [device])
     with pytest.raises(ServeError, match="device 0 has not the model c"):
         server.add(quick("c", delays))
     server.add(quick("b", delays))
@@ -96,15 +67,15 @@ async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_an
         with pytest.raises(Refused, match="no model of that name is served"):
             await server.ask(name, 2)
     assert not any(one.done() for one in others)
-    release.set()
+    device.open()
     await asyncio.wait_for(asyncio.gather(*others), PATIENCE_S)
-    assert (await answer, await server.ask("a", 3)) == ("b1", "a3")
+    assert (await answer, await server.ask("a", 3)) == (2, 6)
     assert server.hopeless("b") is Reason.UNKNOWN_MODEL and server.wait("b") == 0.0
     for asked in (server.profile, server.batching):
         with pytest.raises(ServeError, match=r"no model b is served, expected one of a$"):
             asked("b")
     server.add(quick("b", delays))
-    assert await server.ask("b", 4) == "b4" and server.hopeless("a") is None
+    assert await server.ask("b", 4) == 8 and server.hopeless("a") is None
     gone = asyncio.ensure_future(server.remove("b"))
     await server.close()
     await gone

@@ -7,10 +7,7 @@ import pytest
 
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_learned import ENOUGH, MOST_SOURCES, LearnedTimes
-from symphony_serve.messages import (
-    BatchTook,
-    Request,
-)
+from symphony_serve.messages import BatchTook, Request
 from symphony_serve.model_side import Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler

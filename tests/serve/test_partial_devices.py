@@ -16,8 +16,8 @@ from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
-from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import Driver
+from tests.serve.stand_ins import HeldDevice
 
 SLO_S = 14.0
 NAMES = "abc"
@@ -67,16 +67,16 @@ def test_an_idle_gpu_with_fewer_models_goes_first_and_a_ready_model_does_not_wai
 async def test_a_server_gives_a_device_the_models_that_it_holds():
     delays = Delays(jitter=30.0)
     models = [Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Window, EAGER, delays) for name in "ab"]
-    first, second = LocalDevice({"a": lambda given: ["0a"] * len(given)}), LocalDevice({"b": list})
+    first, second = HeldDevice("a", opened=True), HeldDevice("b", opened=True)
     with pytest.raises(ServeError, match=r"device 1 has the models \['b'\], expected \['a', 'b'\]$"):
         AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("ab")})
     async with AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("b")}) as server:
-        assert (await server.ask("a", 1), await server.ask("b", 2)) == ("0a", 2)
+        assert [await server.ask(*asked) for asked in (("a", 1), ("b", 2))] == [2, 4]
         server.hold(0, frozenset())
         assert (server.able_for("a"), server.able_for("b"), server.able) == (False, True, 2)
         waits = server.ask("a", 1)
         await asyncio.sleep(0.01)
         assert not waits.done()
-        second.models, second._functions["a"] = frozenset("ab"), lambda given: ["1a"] * len(given)
+        second.models = frozenset("ab")
         server.hold(1, frozenset("ab"))
-        assert await waits == "1a"
+        assert await waits == 2 and (first.runs, second.runs) == ([[1]], [[2], [1]])

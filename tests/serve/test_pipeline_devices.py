@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from symphony_serve.batching.window import Window
-from symphony_serve.errors import DeviceLost, Refused
+from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.shell import async_server
 from symphony_serve.shell.async_server import AsyncServer
-from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
-from tests.serve.driving import PATIENCE_S
+from tests.serve.driving import PATIENCE_S, reached
+from tests.serve.stand_ins import HeldDevice
 
 #: Seconds.
 SLO_S = 60.0
@@ -27,54 +26,6 @@ def _a_busy_machine_makes_no_device_suspect(monkeypatch):
     monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S)
 
 
-class Pipeline:
-    """A device whose batches stay in it until they are let go, or it is lost. there: what it has."""
-
-    models = frozenset({"m"})
-
-    def __init__(self):
-        self.there: dict[int, asyncio.Future] = {}
-        self.back, self.most, self.checked = asyncio.Event(), 0, 0
-        self.passed: dict[int, Callable[[], None]] = {}
-
-    async def run(self, model, inputs, passed=None):
-        (value,) = inputs
-        gone = self.there[value] = asyncio.get_running_loop().create_future()
-        self.passed[value] = passed
-        self.most = max(self.most, len(self.there))
-        try:
-            return Waited([await gone], 0.0)
-        finally:
-            del self.there[value]
-
-    async def check(self):
-        self.checked += 1
-
-    def lose(self):
-        for gone in self.there.values():
-            gone.set_exception(DeviceLost("killed", self._is_back))
-
-    async def _is_back(self):
-        await self.back.wait()
-        return True
-
-    async def has(self, *values):
-        """Wait until these are in it, and no other."""
-        await self.until(lambda: self.there.keys() == set(values))
-
-    async def ends(self, value, output):
-        """Wait until this one is in it, and let it go."""
-        await self.until(lambda: value in self.there)
-        self.there[value].set_result(output)
-
-    async def until(self, reached):
-        async def wait():
-            while not reached():
-                await asyncio.sleep(0.001)
-
-        await asyncio.wait_for(wait(), PATIENCE_S)
-
-
 def model():
     """Batches of 1 that take 3 ms, of which a third keeps the next one from starting."""
     return Model("m", Profile.from_seconds([0.003]).in_stages([1 / 3]), SLO_S, Window, EAGER)
@@ -82,7 +33,7 @@ def model():
 
 @pytest.fixture
 def device():
-    return Pipeline()
+    return HeldDevice()
 
 
 @pytest.fixture
@@ -121,7 +72,7 @@ async def test_all_that_a_lost_pipeline_had_is_answered_when_it_is_back(server, 
     answers = [server.ask("m", value) for value in range(4)]
     await device.has(0, 1, 2)
     device.lose()
-    await device.has()
+    await reached(lambda: device.asked)
     assert server.able == 0
     device.back.set()
     for value in range(4):
