@@ -13,7 +13,8 @@ from symphony_serve.shell.device import Waited
 class FakeProcess:
     """Stands for a `Process`. A batch of the model "a" with the input 1 is answered "a1", when `go` is set.
 
-    loads: whether it is ready at once, or why it does not load. mortal: what becomes of its next batches.
+    loads: whether it is ready at once, or why it does not load. mortal: what becomes of its next batches. entered: how
+    many batches it was given.
     """
 
     started = 0
@@ -23,7 +24,7 @@ class FakeProcess:
         self.samples, self.bytes, self.trouble, self.stages = Samples([1], [1]), 7, "", []
         FakeProcess.started += 1
         self.pids, self._pid, self.mortal, self.where = [], FakeProcess.started, False, None
-        self.go, self.stopped = asyncio.Event(), False
+        self.go, self.stopped, self.entered = asyncio.Event(), False, 0
         self.go.set()
         self.state = "loading"
         if loads is True:
@@ -59,6 +60,7 @@ class FakeProcess:
         return self.state == "ready"
 
     async def run(self, inputs, passed=None):
+        self.entered += 1
         await self.go.wait()
         if self.mortal and self.state == "ready":
             self.dies()

@@ -165,7 +165,7 @@ async def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(life,
     ray.say("ready", kind.ready(8))
     await one.loaded()
     late.set_exception(RayActorError())
-    await asyncio.wait([asked])
+    await asyncio.gather(asked, return_exceptions=True)
     assert (one.pids[0], len(told)) == (8, 3)
 
 
