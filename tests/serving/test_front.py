@@ -209,6 +209,12 @@ async def test_metrics_are_in_the_text_format_of_prometheus(made):
     assert (sample.labels, sample.value) == ({"trial": "t", "version": "1", "outcome": "refused: queue_full"}, 1.0)
 
 
+def tensor(count):
+    """A request with so many inputs."""
+    one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
+    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
+
+
 async def answering(front, count, answers, **given):
     """The answer to a request, when the model has given ``answers`` to the first of its ``count`` inputs."""
     asked = asyncio.ensure_future(ask(front, **given))
@@ -238,10 +244,7 @@ async def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(mad
     assert (total.requests["t"].total(), total.hurried["t"].total()) == (1, hurried)
 
 
-TENSOR = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]}).encode()
-
-
-@pytest.mark.parametrize("given", [{}, {"path": "/v2/models/t/infer", "body": TENSOR}])
+@pytest.mark.parametrize("given", [{}, tensor(1)])
 @pytest.mark.parametrize(("takes", "slow"), [(0.0, 0), (0.3, 1)])
 async def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
     """Seen: clients that send their bodies slowly made a service on leases ask for more devices."""
@@ -262,13 +265,11 @@ async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
 
 
 async def test_a_batch_of_tensors_is_answered_whole_or_refused(many):
-    body = json.dumps({"inputs": [{"name": "input", "shape": [2], "datatype": "INT64", "data": [1, 2]}]}).encode()
-    given = {"path": "/v2/models/t/infer", "body": body}
-    status, value, _ = await answering(many, 2, [(200, "2"), (200, "4")], **given)
+    status, value, _ = await answering(many, 2, [(200, "2"), (200, "4")], **tensor(2))
     assert (status, value["outputs"][0]["data"], value["model_version"]) == (200, [2, 4], "1")
     many.server.answers.clear()
     refused = Refused("t", Reason.LATE)
-    status, value, _ = await answering(many, 2, [refused], **given)
+    status, value, _ = await answering(many, 2, [refused], **tensor(2))
     assert (status, value) == (503, {"error": Reason.LATE.value, "code": "late"})
     assert many.server.answers[1].cancelled()
     assert many.books.requests("t") == {"answered": 2, "refused: late": 2}
@@ -282,12 +283,6 @@ async def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, na
     front = made(Server(), slo=0.01, names=("t", name))
     assert (await ask(front, path=f"/{name}"))[1]["code"] == "overdue"
     assert (await ask(front, path=f"/{name}x"))[1]["code"] == "not_found"
-
-
-def tensor(count):
-    """A request with so many inputs."""
-    one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
-    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
 
 
 @pytest.mark.parametrize(("count", "late", "code"), [(21, False, "queue_full"), (20, True, "late_on_arrival")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import select
 import socket
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from fluidtune.serving import capacity
+from tests.serving.asking import ask
 from tests.serving.runs import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
@@ -39,23 +39,13 @@ def served(finished):
     served.stop()
 
 
-def ask(served, body="5"):
-    """The status of an answer."""
-    url = urlsplit(served.url)
-    with contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)) as connection:
-        connection.request("POST", "/", body)
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-
-
 def test_half_bodies_are_closed_at_the_slo_and_keep_nobody_waiting(served):
     url = urlsplit(served.url)
     halves = [socket.create_connection((url.hostname, url.port)) for _ in range(HALVES)]
     try:
         for half in halves:
             half.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n5")
-        answered = sum(ask(served) == 200 for _ in range(20))
+        answered = sum(ask(served, 5)[0] == 200 for _ in range(20))
         assert answered
         said, until = dict.fromkeys(halves, b""), time.monotonic() + PATIENCE_S
         while halves:
@@ -81,9 +71,9 @@ def test_large_wrong_bodies_keep_nobody_waiting_and_take_bounded_memory(served):
     with ThreadPoolExecutor(LARGE) as others:
         wrongs = [others.submit(ask, served, wrong) for _ in range(LARGE)]
         while wait(wrongs, timeout=0.1).not_done or not answered:
-            answered.append(ask(served))
+            answered.append(ask(served, 5)[0])
             most = max(most, front.memory_info().rss)
-    assert {one.result() for one in wrongs} <= {400, 503} and 200 in answered
+    assert {one.result()[0] for one in wrongs} <= {400, 503} and 200 in answered
     assert set(answered) <= {200, 503} and most - before < MOST_MORE
 
 
@@ -94,7 +84,7 @@ def test_a_stop_answers_503_until_the_port_is_closed(served, finished):
     def client():
         while not ends.is_set():
             try:
-                became.append(ask(served))
+                became.append(ask(served, 5)[0])
             except (OSError, http.client.HTTPException) as error:
                 became.append(type(error).__name__)
 

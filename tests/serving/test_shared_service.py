@@ -14,8 +14,8 @@ from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from tests.faults.serving import Clients, until
 from tests.serving import runs
+from tests.serving.asking import ask
 from tests.serving.runs import load
-from tests.serving.test_service import ask
 from themis_bridge import JobInfo
 from themis_bridge.fairness import kinds_of
 from themis_bridge.messages import Report

@@ -16,7 +16,7 @@ from fluidtune.errors import FluidTuneError
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import until
 from tests.serving import layered
-from tests.serving.test_service import ask
+from tests.serving.asking import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import socket
 import time
@@ -15,12 +13,12 @@ import pytest
 
 from benchmarks.common import free_ports
 from tests.serve.driving import until
+from tests.serving.asking import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
-#: Seconds: that each input takes, the SLO, and until a test gives up. Many more requests come at once than an SLO has
-#: place for.
-EACH_S, SLO_S, PATIENCE_S = 0.2, 5.0, 100.0
+#: Seconds: that each input takes, and the SLO. Many more requests come at once than an SLO has place for.
+EACH_S, SLO_S = 0.2, 5.0
 CLIENTS = 100
 
 
@@ -45,19 +43,8 @@ def served(finished):
         yield served
 
 
-def body(name, values=()):
-    return json.dumps({"name": name, "values": list(values)})
-
-
-def connection(served):
-    url = urlsplit(served.url)
-    return contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S))
-
-
-def ask(connected, name, values=()):
-    connected.request("POST", "/", body(name, values))
-    answer = connected.getresponse()
-    return answer.status, json.loads(answer.read())
+def named(name):
+    return {"name": name, "values": []}
 
 
 def counted(served):
@@ -70,8 +57,7 @@ def test_whoever_asks_too_much_is_answered_or_refused_once_with_a_reason(served)
     before = counted(served)
 
     def one(number):
-        with connection(served) as connected:
-            status, said = ask(connected, f"many-{number}")
+        status, said = ask(served, named(f"many-{number}"))
         assert said[0] == f"many-{number}" if status == 200 else said["error"] == "refused" and said["reason"], said
         return status
 
@@ -81,8 +67,7 @@ def test_whoever_asks_too_much_is_answered_or_refused_once_with_a_reason(served)
     after = counted(served) - before
     assert after["answered"] == became[200]
     assert sum(count for what, count in after.items() if what == "late" or what.startswith("refused")) == became[503]
-    with connection(served) as connected:
-        assert ask(connected, "after")[0] == 200
+    assert ask(served, named("after"))[0] == 200
 
 
 def test_what_a_client_that_has_hung_up_asked_for_is_not_run(served):
@@ -92,15 +77,14 @@ def test_what_a_client_that_has_hung_up_asked_for_is_not_run(served):
     for number in range(20):
         clients = [socket.create_connection((host.hostname, host.port)) for _ in range(6)]
         for place, client in enumerate(clients):
-            text = body(f"gone-{number}-{place}")
+            text = json.dumps(named(f"gone-{number}-{place}"))
             client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
             asked.add(f"gone-{number}-{place}")
         time.sleep(EACH_S)
         for client in clients:
             client.close()
         after = counted(served) - before
-        with connection(served) as connected:
-            status, (_, _, names) = ask(connected, "still")
+        status, (_, _, names) = ask(served, named("still"))
         assert status == 200
         ran = asked.intersection(names)
         if ran < asked:
@@ -113,6 +97,5 @@ def test_a_client_that_hangs_up_within_its_request_harms_nobody(served):
     for head in ("Content-Length: 1000\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{", "Content-Le", ""):
         with socket.create_connection((host.hostname, host.port)) as client:
             client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\n{head}".encode())
-    with connection(served) as connected:
-        assert ask(connected, "whole")[0] == 200
+    assert ask(served, named("whole"))[0] == 200
     assert (counted(served) - before).keys() <= {"answered", "late"}
