@@ -11,5 +11,5 @@ from tests.serve.fault_schedules import World
 def test_seeded_faults(seeds):
     outcomes = set()
     for seed in seeds:
-        outcomes.update(World(seed).run().values())
+        outcomes.update(World(seed).play().values())
     assert outcomes >= {"answered", "LATE", "CANCELLED", "UNKNOWN_MODEL", "GPU_LOST", "LOST_TWICE"}
