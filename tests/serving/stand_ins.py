@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from fluidtune.serving.device import Device
 from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.rollouts import Answering, Rollouts
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import EAGER, Batching, Model
@@ -113,8 +114,6 @@ class FakeServer:
 
 def rollouts(*devices, trials="a", folder="folder", tell=lambda event, **fields: None):
     """A `Rollouts` whose first version serves on these devices. trials: their names, or how they are loaded."""
-    from fluidtune.serving.rollouts import Answering, Rollouts
-
     loads = loading(*trials) if isinstance(trials, str) else trials
     known = SimpleNamespace(name="digits", user="anna")
     about = {"slo": 1.0, "max_batch": 4, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}

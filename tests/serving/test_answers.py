@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from fluidtune.serving.answers import Said, in_protocol, inference, route
+
 pytestmark = pytest.mark.serve
 
 TRIALS = ["best", "next"]
@@ -41,8 +43,6 @@ TRIALS = ["best", "next"]
     ],
 )
 def test_what_a_method_and_a_path_ask_for_or_what_is_allowed_there(method, path, found):
-    from fluidtune.serving.answers import Said, in_protocol, inference, route
-
     try:
         asked = inference(method, path, {"best": ["1", "2"]}) if in_protocol(path) else route(method, path, TRIALS)
     except Said as said:

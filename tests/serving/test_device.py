@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.serving import device as device_module
+from fluidtune.serving import rollouts
 from symphony_serve.errors import DeviceLost, ServeError
 from tests.serve.driving import PATIENCE_S
 from tests.serving.fake_ray import loading
@@ -122,8 +123,6 @@ async def test_a_process_that_is_lost_while_it_is_measured_is_waited_for_unless_
 @pytest.mark.serve
 async def test_a_batch_that_takes_too_long_while_a_version_is_measured_holds_nobody_up(two, monkeypatch):
     """Seen: a version whose batch of 2 never ends stopped the one that serves for a minute, twice."""
-    from fluidtune.serving import rollouts
-
     now = [0.0]
     for module in (rollouts, device_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.common import free_ports
 from benchmarks.served_by_thread import LoopThread
+from fluidtune.serving import door as doors
+from fluidtune.serving.door import Door
 from tests.serve.driving import until
 
 pytestmark = pytest.mark.serve
@@ -34,8 +36,6 @@ async def app(scope, receive, send):
 @pytest.fixture
 def narrow(monkeypatch, request):
     """In the kernel the connections of a door that is made after this have buffers of so many bytes."""
-    from fluidtune.serving import door as doors
-
     listening = doors.listening
 
     def made(*given):
@@ -49,8 +49,6 @@ def narrow(monkeypatch, request):
 @pytest.fixture
 def door():
     """The port of a door, and its connections."""
-    from fluidtune.serving.door import Door
-
     thread, (port,) = LoopThread(), free_ports(1)
     made = thread.call(lambda: Door(app, "127.0.0.1", port))
     while not made._server.started:
@@ -63,8 +61,6 @@ def door():
 @pytest.fixture
 def limit(monkeypatch):
     """Sets a limit of doors."""
-    from fluidtune.serving import door as doors
-
     return partial(monkeypatch.setattr, doors)
 
 

@@ -11,7 +11,18 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from fluidtune.serving import intake
+from fluidtune.serving.front import ASKED, Front
+from fluidtune.serving.inference_protocol import Interface
+from fluidtune.serving.intake import Intake
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_versions import Service, Version
+from fluidtune.serving.plain_input import PlainInput
+from fluidtune.serving.rollouts import Answering
+from fluidtune.serving.service_devices import Devices
+from fluidtune.serving.watching import Books
 from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
@@ -84,13 +95,6 @@ class Life(SimpleNamespace):
 @pytest.fixture
 def made():
     """Makes a front, and what it asks."""
-    from fluidtune.serving.front import Front
-    from fluidtune.serving.intake import Intake
-    from fluidtune.serving.loaded_model import Samples
-    from fluidtune.serving.model_versions import Service, Version
-    from fluidtune.serving.rollouts import Answering
-    from fluidtune.serving.service_devices import Devices
-    from fluidtune.serving.watching import Books
 
     class There(Devices):
         count, waits = 1, ""
@@ -199,8 +203,6 @@ async def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
 
 
 async def test_metrics_are_in_the_text_format_of_prometheus(made):
-    from prometheus_client.parser import text_string_to_metric_families
-
     front = made(Server(hopeless=Reason.QUEUE_FULL))
     await ask(front)
     _, text, _ = await ask(front, method="GET", path="/metrics", body=None)
@@ -316,8 +318,6 @@ async def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sen
 
 async def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
     """Seen: requests of 1,024 inputs held the front's loop, so that `/healthz` did not answer for seconds."""
-    from fluidtune.serving.front import ASKED
-
     counts, turns, before = [3, 1000, 500, *[2] * 100], [], 0
     asked = [asyncio.ensure_future(ask(many, **tensor(count))) for count in counts]
     while before < sum(counts) and not any(one.done() for one in asked):
@@ -340,8 +340,6 @@ async def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancel
     many, gone, asked
 ):
     """The client has gone, or one of the first inputs was refused, when so many of the 1,024 have been asked for."""
-    from fluidtune.serving.front import ASKED
-
     answers, turns, before, left = many.server.answers, [], 0, asyncio.Event()
     asking = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
     while len(answers) < asked:
@@ -373,8 +371,6 @@ async def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
 
 async def test_the_inputs_of_a_request_are_open_each(many, monkeypatch):
     """Seen: a request of 1,024 inputs counted as one of the 10,000 that may be open."""
-    from fluidtune.serving import intake
-
     monkeypatch.setattr(intake, "MOST_OPEN", 10)
     first = asyncio.ensure_future(ask(many, **tensor(8)))
     while len(many.server.answers) < 8:
@@ -396,8 +392,6 @@ async def test_the_inputs_of_a_request_are_open_each(many, monkeypatch):
 
 async def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(many):
     """Seen: the client got 400 after the model had run, and the request counted as answered and as bad."""
-    from fluidtune.serving.inference_protocol import Interface
-
     many.have(interface=Interface.of([1], [{"cat": 0.9}]))
     status, said, _ = await answering(many, 2, [(200, '{"cat": 1}'), (200, "5")], **tensor(2))
     assert (status, said["code"]) == (500, "model_failed")
@@ -407,8 +401,6 @@ async def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the
 
 async def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(many):
     """The version that reads the request is not the one that is there when it is read."""
-    from fluidtune.serving.inference_protocol import Interface
-
     about, before = many.rollouts.answering["t"], Interface.of([1], [{"cat": 0.9}])
 
     def decode(*given, most):
@@ -428,9 +420,6 @@ async def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(m
 
     Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time.
     """
-    from fluidtune.serving.inference_protocol import Interface
-    from fluidtune.serving.plain_input import PlainInput
-
     reads, writes, began = threading.Event(), threading.Event(), []
     decode, encode, large = PlainInput.decode, Interface.encode, (200, json.dumps([0.5] * 100_000))
 

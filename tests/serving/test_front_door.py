@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from fluidtune.serving import capacity
@@ -32,8 +33,6 @@ LARGE, BYTES, MOST_MORE = 20, 14_000_000, 400 << 20
 
 @pytest.fixture(scope="module")
 def served(finished):
-    import fluidtune
-
     served = fluidtune.serve(finished, load, SLO_S, max_body=16 << 20, port=free_ports(1)[0])
     yield served
     served.stop()

@@ -12,7 +12,7 @@ import pytest
 from ray import cloudpickle
 from ray.tune import Checkpoint
 
-from fluidtune.serving import following, held_checkpoints
+from fluidtune.serving import following, held_checkpoints, rollouts
 from fluidtune.serving.held_checkpoints import HeldCheckpoints, held, let_go
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.setting import Following
@@ -97,8 +97,6 @@ def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
 @pytest.fixture
 def front(monkeypatch, kept, tmp_path):
     """Makes the versions of a front, whose models are of these winners."""
-    from fluidtune.serving import rollouts
-
     monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
     return lambda *winners: stand_ins.rollouts(trials=Loading(b"", (), winners), folder=str(tmp_path))
 

@@ -9,10 +9,15 @@ import math
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fluidtune.serving import intake as intakes
+from fluidtune.serving.answers import Said
+from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_body
+from fluidtune.serving.plain_input import PlainInput
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
@@ -44,17 +49,11 @@ class Body:
 
 
 def intake(slo=0.5):
-    from fluidtune.serving.intake import Intake
-
     return Intake(slo)
 
 
 async def read(one, body, form=NUMBERS, most=math.inf, within=PATIENCE_S, holds=None):
     """The input, or what is said instead."""
-    from fluidtune.serving.answers import Said
-    from fluidtune.serving.intake import Holding
-    from fluidtune.serving.plain_input import PlainInput
-
     try:
         holding = Holding(time.monotonic() + within)
         with one.one(holding):
@@ -82,8 +81,6 @@ def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, read
 
 
 def test_the_limit_follows_from_the_samples():
-    from fluidtune.serving.intake import largest_body
-
     assert largest_body([[1, 2], ["four"]]) == 1 << 20
     assert largest_body([["four" * 100_000], np.zeros(2)]) == 64 * len('[""]' + "four" * 100_000)
 
@@ -130,8 +127,6 @@ def test_a_half_body_is_refused_at_its_deadline_and_its_connection_ends():
 
 
 async def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
-    from fluidtune.serving import intake as intakes
-
     monkeypatch.setattr(intakes, "MOST_READ", 3)
     one = intake()
     halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
@@ -149,8 +144,6 @@ async def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
-    from fluidtune.serving import intake as intakes
-
     text = json.dumps([0.5] * 40_000).encode()
     monkeypatch.setattr(intakes, "MOST_BYTES", len(text) + 1)
 
@@ -172,9 +165,6 @@ async def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_sma
 
 def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_only_thread():
     """Seen: bodies whose deadline had passed were read in ten threads at once, and counted as no bytes."""
-    from fluidtune.serving.answers import Said
-    from fluidtune.serving.intake import Holding
-
     goes_on, began, text = threading.Event(), [], json.dumps([0.5] * 40_000).encode()
 
     def decode(body):
@@ -203,8 +193,6 @@ def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_onl
 
 def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_objects():
     """Such a collection holds the process for 100 ms."""
-    from fluidtune.serving.intake import collect_seldom
-
     text = json.dumps([[0.5, 1]] * 300_000).encode()
     rows, seen, before = Form.of([[[1.5, 2]], [[1, 2]] * 2]), [], gc.get_threshold()
 
@@ -226,12 +214,8 @@ def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_object
 
 def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatch):
     """On a clock that each part moves. Seen: a busy front took bodies of more than 64 KiB for slow ones."""
-    from types import SimpleNamespace
-
-    from fluidtune.serving import intake as module
-
     now = 0.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(intakes, "time", SimpleNamespace(monotonic=lambda: now))
 
     def waited(seconds):
         async def stream():
@@ -241,12 +225,12 @@ def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatc
                 yield b"1"
 
         async def main():
-            holding = module.Holding(0.0)
-            async for _ in module._waited_for(SimpleNamespace(stream=stream), holding):
+            holding = Holding(0.0)
+            async for _ in intakes._waited_for(SimpleNamespace(stream=stream), holding):
                 pass
             return holding.waited
 
         return asyncio.run(main())
 
-    assert waited(0.9 * module.TURN_S) == 0.0
-    assert waited(1.0) == pytest.approx(10 * (1.0 - module.TURN_S))
+    assert waited(0.9 * intakes.TURN_S) == 0.0
+    assert waited(1.0) == pytest.approx(10 * (1.0 - intakes.TURN_S))

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.report import read_events
+from fluidtune.serving import lifetime
+from fluidtune.serving.intake import Holding
 
 pytestmark = pytest.mark.serve
 
@@ -18,9 +20,6 @@ async def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_
 
     Seen: with a full /tmp, `serve start` waited for ever in the state "loading", with no word in any log.
     """
-    from fluidtune.serving import lifetime
-    from fluidtune.serving.intake import Holding
-
     told = asyncio.Event()
     failing, passed = {where, "first"} if where in ("anew", "interrupted") else {where}, []
 

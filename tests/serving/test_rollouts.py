@@ -12,8 +12,11 @@ import pytest
 
 from fluidtune.ray_compat import kept_state
 from fluidtune.serving import device as device_module
+from fluidtune.serving import rollouts as module
+from fluidtune.serving import running_services
 from fluidtune.serving.model_process import Place
 from fluidtune.serving.model_versions import Deploy
+from fluidtune.serving.process import HUNG_S
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving.stand_ins import device, rollouts, settled
@@ -23,13 +26,10 @@ pytestmark = pytest.mark.serve
 GIB = 2**30
 
 
-@pytest.fixture
-def module(monkeypatch, kept):
-    """The module of versions."""
-    from fluidtune.serving import rollouts as module
-
+@pytest.fixture(autouse=True)
+def soon(monkeypatch, kept):
+    """What loads is looked at often."""
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    return module
 
 
 def deploy(name="b"):
@@ -63,9 +63,7 @@ async def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places,
 @pytest.mark.parametrize(
     "what", ["a lease comes", "the lease ends", "all leases end", "none comes back", "a process dies"]
 )
-async def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(
-    module, monkeypatch, what, at
-):
+async def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, at):
     """Seen: a deploy was refused: "its process was ended while it was measured"."""
     monkeypatch.setattr(module, "LOAD_S", 0.0 if what == "none comes back" else 100.0)
     loads, told = at == "it is measured", []
@@ -112,7 +110,7 @@ async def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say
         assert [one.profile.max_batch for one in made._server.added] == [4]
 
 
-async def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads(module):
+async def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
     """There is memory for two."""
     made = rollouts(device())
     made._tell(deploy("b"))
@@ -128,7 +126,7 @@ async def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads
 
 
 @pytest.mark.parametrize("state", ["canary", "kept"])
-async def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(module, state):
+async def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(state):
     """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
     there = device()
     made = rollouts(there)
@@ -145,7 +143,7 @@ async def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(module, st
     assert made.service is new
 
 
-async def test_a_service_that_is_over_leaves_nothing_for_a_restart(module, monkeypatch, kept):
+async def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch, kept):
     # Seen: what was being written when the service stopped was there after it.
     made, begun, go, keep = rollouts(device()), threading.Event(), threading.Event(), kept_state.keep
     made._tell(replace(deploy(), share=0.5))
@@ -161,7 +159,7 @@ async def test_a_service_that_is_over_leaves_nothing_for_a_restart(module, monke
     assert not kept
 
 
-async def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(module, monkeypatch, kept, caplog):
+async def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(monkeypatch, kept, caplog):
     made = rollouts(device())
     made._tell(deploy())
     monkeypatch.setattr(made._devices, "reconcile", lambda: 1 / 0)
@@ -172,9 +170,6 @@ async def test_what_a_restart_needs_is_kept_also_when_the_devices_cannot_follow(
 @pytest.mark.parametrize("method", ["promote", "rollback"])
 def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatch, method):
     """Seen: `promote` was refused while the canary ran a batch of more than a second."""
-    from fluidtune.serving import running_services
-    from fluidtune.serving.process import HUNG_S
-
     waited = []
     front = SimpleNamespace(ask=SimpleNamespace(remote=lambda method: "asked"))
     monkeypatch.setattr(running_services.RunningService, "front", lambda one: front)

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
@@ -24,8 +25,6 @@ SLO_S = 200.0
 
 @pytest.fixture(scope="module")
 def served(finished):
-    import fluidtune
-
     with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_ports(1)[0]) as served:
         yield served
     assert logged(finished)[-1]["event"] == "serving_ended"
@@ -112,7 +111,6 @@ def test_an_input_that_ends_processes_is_refused(served):
 
 def test_two_users_have_a_service_each_of_the_same_run(served, finished):
     """Seen: there was one service a cluster, which anybody could stop."""
-    import fluidtune
 
     def bert(*given):
         return command("--user", "bert", *given)[1]

@@ -19,6 +19,7 @@ from tests.serving.runs import load
 from themis_bridge import JobInfo
 from themis_bridge.fairness import kinds_of
 from themis_bridge.messages import Report
+from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
@@ -31,8 +32,6 @@ APP = "factors-served"
 @pytest.fixture(scope="module")
 def served(finished):
     """A service with one of two CPUs, under leases that are long beside the tests."""
-    from themis_bridge.shell import control
-
     control.start("CPU", lease_s=300.0, notice_s=4.0, pace_s=0.5, patience_s=FORGETS_S)
     try:
         with fluidtune.serve(finished, load, SLO_S, arbiter="auto", port=free_ports(1)[0]) as served:
@@ -56,8 +55,6 @@ def logged(finished):
 
 def held(app):
     """How many leases an app holds by the arbiter's word."""
-    from themis_bridge.shell import control
-
     return len(control.status()["apps"].get(app, {"leases": ()})["leases"])
 
 
@@ -96,8 +93,6 @@ class Greedy:
 
 
 def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
-    from themis_bridge.shell import control
-
     until(lambda: clients.became["answered"] > 0, "an answer")
     control.change(None, {"reserves": {"other": 2}})
     other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
@@ -118,8 +113,6 @@ def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(
 
 
 def test_a_version_stands_on_the_same_leases_and_comes_along_to_the_next_one(served, finished):
-    from themis_bridge.shell import control
-
     other = next(trial for trial, factor in runs.factors(finished).items() if factor == 2)
     until(lambda: held(APP) and served.status()["device_pids"], "a device")
     deployed = served.deploy(finished, other)

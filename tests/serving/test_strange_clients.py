@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import fluidtune
 from benchmarks.common import free_ports
 from tests.serve.driving import until
 from tests.serving.asking import ask
@@ -37,8 +38,6 @@ def load(directory, config):
 
 @pytest.fixture(scope="module")
 def served(finished):
-    import fluidtune
-
     with fluidtune.serve(finished, load, SLO_S, max_batch=2, max_body=16 << 20, port=free_ports(1)[0]) as served:
         yield served
 
