@@ -264,15 +264,6 @@ async def test_what_is_refused(devices, said):
         AsyncServer([model()], [HeldDevice(name) for name in devices])
 
 
-async def test_a_request_that_has_lost_two_devices_loses_no_third():
-    devices = [HeldDevice(opened=True, poison=0) for _ in range(3)]
-    async with AsyncServer([model()], devices) as server:
-        assert await became(server.ask("m", 0)) == ["LOST_TWICE"]
-        assert await became(server.ask("m", 1)) == [2]
-        assert server.unanswered == 0
-    assert [device.runs for device in devices] == [[[0]], [[0]], [[1]]]
-
-
 async def test_a_server_ends_whose_device_does_not_come_back():
     device = HeldDevice(opened=True, poison=0)
     server = AsyncServer([model()], [device])
@@ -283,12 +274,18 @@ async def test_a_server_ends_whose_device_does_not_come_back():
     assert server.closed
 
 
-async def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
-    devices = [HeldDevice() for _ in range(3)]
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_input_that_ends_its_device_or_whose_batch_never_ends_holds_two_devices_and_no_third(
+    monkeypatch, ends
+):
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S if ends else 0.05)
+    devices = [HeldDevice(opened=ends, poison=0) for _ in range(3)]
     async with AsyncServer([model()], devices) as server:
         assert await became(server.ask("m", 0)) == ["LOST_TWICE"]
-        assert [device.runs for device in devices] == [[[0]], [[0]], []]
+        devices[2].open()
+        assert await became(server.ask("m", 1)) == [2]
+        assert server.unanswered == 0
+        assert [device.runs for device in devices] == [[[0]], [[0]], [[1]]]
         for device in devices:
             device.open()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -113,27 +113,34 @@ def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(
     until(lambda: len(served.status()["device_pids"]) == 1)
 
 
-def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run):
-    found, before = [], _model_processes()
-    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], found))
-    thread.start()
-    until(lambda: "loading" in states(served).values())
+@pytest.fixture
+def refused(served, run):
+    """A deploy that loads for ever, in a thread. It gives what the thread is told when it is refused."""
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(lambda: _refused(served, run))
+        until(lambda: "loading" in states(served).values())
+        yield told
+
+
+def _refused(served, run):
+    with pytest.raises(FluidTuneError) as error:
+        served.deploy(run[0], run[1]["hangs"])
+    return str(error.value)
+
+
+def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run, refused):
     with pytest.raises(FluidTuneError, match=r"version \d+ \(trial .*\) is being deployed; wait for it"):
         served.deploy(run[0], run[1]["second"])
-    (killed,) = until(lambda: _model_processes() - before)
+    (killed,) = until(lambda: _model_processes() - {*served.status()["device_pids"]})
     os.kill(killed, signal.SIGKILL)
-    thread.join(PATIENCE_S)
-    assert "has ended before it had loaded the model (" in found[0] and "\n" not in found[0]
+    said = refused.result(PATIENCE_S)
+    assert "has ended before it had loaded the model (" in said and "\n" not in said
     assert answer(served)[0] == "first"
 
 
-def test_a_deploy_that_loads_can_be_given_up(served, run):
-    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], []))
-    thread.start()
-    until(lambda: "loading" in states(served).values())
+def test_a_deploy_that_loads_can_be_given_up(served, refused):
     served.rollback()
-    thread.join(PATIENCE_S)
-    assert served.status()["phase"] == "one" and not thread.is_alive()
+    assert refused.result(PATIENCE_S) and served.status()["phase"] == "one"
     assert answer(served)[0] == "first"
     with pytest.raises(FluidTuneError, match="is loaded, so there is nothing to go back to"):
         served.rollback()
@@ -182,13 +189,6 @@ def test_the_commands(served, run):
     assert command("rollback")[0] == 2
     assert command("deploy", str(run[0]), "--canary", "10")[0] == 2
     assert "fluidtune: no trial 'nobody' in" in command("deploy", str(run[0]), "--trial", "nobody")[1]
-
-
-def _refused(served, run, trial, found):
-    """A deploy that is refused; ``found`` gets what is said."""
-    with pytest.raises(FluidTuneError) as error:
-        served.deploy(run, trial)
-    found.append(str(error.value))
 
 
 def _model_processes():

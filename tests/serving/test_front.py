@@ -28,11 +28,9 @@ from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
+from tests.serve.driving import PATIENCE_S
 
 pytestmark = pytest.mark.serve
-
-#: Seconds. No test waits so long.
-PATIENCE_S = 100.0
 
 
 class Waits(asyncio.Future):

@@ -20,12 +20,11 @@ from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_bo
 from fluidtune.serving.plain_input import PlainInput
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
+from tests.serve.driving import PATIENCE_S
 
 pytestmark = pytest.mark.serve
 
 NUMBERS = Form.of([[1.0], [1.0, 2.0]])
-#: Seconds. No test waits so long.
-PATIENCE_S = 100.0
 
 
 class Body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -92,18 +93,25 @@ class Greedy:
         return Report((kinds_of([JobInfo(1, 1e4)] * 2),), peak=2)
 
 
-def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
-    until(lambda: clients.became["answered"] > 0, "an answer")
+@contextlib.contextmanager
+def other_job():
+    """Another job has both CPUs meanwhile, which are its reserve."""
     control.change(None, {"reserves": {"other": 2}})
     other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
     try:
         until(lambda: held("other") == 2, "a job that has its reserve")
+        yield
+    finally:
+        other.close()
+
+
+def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
+    until(lambda: clients.became["answered"] > 0, "an answer")
+    with other_job():
         until(lambda: clients.became["refused"] > 0, "a request that is refused")
         status, said = ask(served, 5)
         assert (status, said["reason"]) == (503, "the service has no device now: waiting for a lease of a CPU")
         assert served.status()["state"] == "waiting for a lease of a CPU"
-    finally:
-        other.close()
     before = clients.became["answered"]
     until(lambda: clients.became["answered"] > before, "an answer from the next lease")
     became = clients.end()
@@ -118,12 +126,8 @@ def test_a_version_stands_on_the_same_leases_and_comes_along_to_the_next_one(ser
     deployed = served.deploy(finished, other)
     assert (deployed["state"], ask(served, 5), held(APP)) == ("serving", (200, 10), 1)
     pids = served.status()["device_pids"]
-    control.change(None, {"reserves": {"other": 2}})
-    other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
-    try:
-        until(lambda: held("other") == 2, "a job that has its reserve")
-    finally:
-        other.close()
+    with other_job():
+        pass
     until(lambda: len(served.status()["device_pids"]) == 2, "both versions on the next lease")
     assert not set(pids) & set(served.status()["device_pids"])
     until(lambda: ask(served, 5) == (200, 10), "an answer of the version that serves")
