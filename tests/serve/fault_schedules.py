@@ -133,6 +133,8 @@ class World(Driver):
         #: By id: requests whose client was not told, and those that were told what.
         self._asked: dict[int, Request] = {}
         self._told: dict[int, str] = {}
+        #: How many requests came beside those that come at the load's rate.
+        self._extra = 0
 
     def play(self) -> dict[int, str]:
         """Run the schedule. Returns the outcome of each request; raises Violation if an invariant does not hold."""
@@ -341,11 +343,14 @@ class World(Driver):
             self.tell(ModelAdded(self._models[name]))
 
     def _vary(self) -> None:
-        """Many batches have varied, or not, so that the former of a model may be another one from now on."""
+        """Many batches have varied, or not, so that the former of a model may be another one: with all that waits."""
         name, varies = self._rng.choice(list(self._models)), self._rng.random() < 0.5
         model = self._models[name]
         if model.batching is not Batching.AUTO or name in self._removed:
             return
+        for _ in range(self._rng.randint(0, 12)):
+            self._extra += 1
+            self._ask(Request(-10 * self._extra, name, self.now, self.now + SLO_S, self._rng.choice(["", "x", "y"])))
         for number in range(3 * RECENT):
             some = tuple(Request(-1 - place, name, 0.0, 1.0) for place in range(1 + number % 2))
             self.tell(BatchTook(name, some, model.profile.seconds(len(some)) * (1 + number % 7 if varies else 1)))
