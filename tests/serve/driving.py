@@ -56,12 +56,6 @@ async def reached(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def never_back() -> bool:
-    """What a `DeviceLost` asks whose device does not come back."""
-    await asyncio.sleep(0.001)
-    return False
-
-
 def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:
     """``count`` requests of one model at 0, ``gap``, 2*``gap`` and so on; ids from 1 (figure 4)."""
     return [Request(number, model, gap * (number - 1), gap * (number - 1) + slo) for number in range(1, count + 1)]
