@@ -91,11 +91,8 @@ def test_new_times_count_from_the_next_form_on() -> None:
 
 def test_a_long_batch_of_a_model_whose_times_vary_is_no_lost_gpu() -> None:
     """One request of twenty takes five times the expected 36 ms."""
-    profile = VaryingProfile(
-        BatchMap({1: (0.0, 1.0)}),
-        {"a": Histogram((0.02, 0.04), (1.0,)), "b": Histogram((0.14, 0.16), (1.0,))},
-        weights={"a": 0.95, "b": 0.05},
-    )
+    sources = {"short": Histogram((0.02, 0.04), (1.0,)), "long": Histogram((0.14, 0.16), (1.0,))}
+    profile = VaryingProfile(BatchMap({1: (0.0, 1.0)}), sources, weights={"short": 0.95, "long": 0.05})
     model = Model("m", Profile.from_seconds([0.1]), 5.0, lambda *_: Orloj([profile]), EAGER)
     scheduler = Scheduler([model])
     scheduler.handle(GpuJoined(0, 1), 0.0)

@@ -19,7 +19,7 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from fluidtune.serving import capacity
-from tests.serve.driving import until
+from tests.serve.driving import PATIENCE_S, until
 from tests.serving.asking import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 #: Seconds: that each input takes, and the SLO. Many more requests come at once than an SLO has place for.
 EACH_S, SLO_S = 0.2, 5.0
 CLIENTS = 100
-#: Seconds until a test gives up. Bodies that never end, and clients that ask while the service stops.
-PATIENCE_S, HALVES, ASKING = 100.0, 50, 4
+#: Bodies that never end, and clients that ask while the service stops.
+HALVES, ASKING = 50, 4
 #: Wrong bodies, bytes of each, and those that the front may need more than before: the texts that `intake.MOST_BYTES`
 #: allows, and one body as numbers, which take four times the bytes of their text. All bodies as numbers are more.
 LARGE, BYTES, MOST_MORE = 20, 14_000_000, 400 << 20
