@@ -316,7 +316,7 @@ async def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not
         await reached(lambda: server.able == 0)
         device.look.set()
         assert await became(answer) == [2]
-        assert server.able == 1
+        assert (server.able, device.runs) == (1, [[1]])
 
 
 @pytest.mark.parametrize(("order", "said"), [(1, True), (-1, True), (1, False)])
