@@ -115,11 +115,12 @@ def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(
 
 @pytest.fixture
 def refused(served, run):
-    """A deploy that loads for ever, in a thread. It gives what the thread is told when it is refused."""
-    with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(lambda: _refused(served, run))
-        until(lambda: "loading" in states(served).values())
-        yield told
+    """A deploy that loads for ever: what is said when it is refused, and the processes of models before it."""
+    pool, before = ThreadPoolExecutor(1), _model_processes()
+    told = pool.submit(_refused, served, run)
+    until(lambda: "loading" in states(served).values())
+    yield told, before
+    pool.shutdown(wait=False)
 
 
 def _refused(served, run):
@@ -129,18 +130,19 @@ def _refused(served, run):
 
 
 def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run, refused):
+    told, before = refused
     with pytest.raises(FluidTuneError, match=r"version \d+ \(trial .*\) is being deployed; wait for it"):
         served.deploy(run[0], run[1]["second"])
-    (killed,) = until(lambda: _model_processes() - {*served.status()["device_pids"]})
+    (killed,) = until(lambda: _model_processes() - before)
     os.kill(killed, signal.SIGKILL)
-    said = refused.result(PATIENCE_S)
+    said = told.result(PATIENCE_S)
     assert "has ended before it had loaded the model (" in said and "\n" not in said
     assert answer(served)[0] == "first"
 
 
 def test_a_deploy_that_loads_can_be_given_up(served, refused):
     served.rollback()
-    assert refused.result(PATIENCE_S) and served.status()["phase"] == "one"
+    assert refused[0].result(PATIENCE_S) and served.status()["phase"] == "one"
     assert answer(served)[0] == "first"
     with pytest.raises(FluidTuneError, match="is loaded, so there is nothing to go back to"):
         served.rollback()
