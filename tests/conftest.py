@@ -45,6 +45,12 @@ def kills(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--kills"))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Where coroutines of tests run."""
+    return "asyncio"
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Torch computes with one thread, as in a worker. On a busy machine several threads wait for each other."""

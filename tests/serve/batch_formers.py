@@ -79,27 +79,6 @@ class BatchFormerContract:
         assert list(former.refused()) == []
         assert len(former) == 0
 
-    def test_waiting_requests_are_in_the_order_of_deadlines_and_ids(self, make: MakeFormer) -> None:
-        former = make(SECONDS)
-        for number, deadline in ((5, 20.0), (4, 30.0), (3, 20.0), (2, 10.0), (1, 40.0)):
-            former.add(request(number, deadline))
-        assert [waiting.id for waiting in former.waiting()] == [2, 3, 5, 4, 1]
-        check_former(former)
-
-    def test_a_request_is_removed_once(self, make: MakeFormer) -> None:
-        former = make(SECONDS)
-        for number in range(3):
-            former.add(request(number, 12.0 + number))
-        former.form(0.0)
-        removed = former.remove(1)
-        assert removed is not None and removed.id == 1
-        assert former.remove(1) is None
-        assert former.remove(99) is None
-        assert [waiting.id for waiting in former.waiting()] == [0, 2]
-        check_former(former)
-        former.form(0.0)
-        assert 1 not in {taken.id for taken in former.take()}
-
     @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
     def test_a_deadline_that_is_no_time_is_refused(self, make: MakeFormer, deadline: float) -> None:
         former = make(SECONDS)
@@ -132,33 +111,27 @@ class BatchFormerContract:
         check_former(former)
         assert entries(former) < 1000
 
-    def test_a_batch_is_never_larger_than_was_measured(self, make: MakeFormer) -> None:
-        former = make(SECONDS[:3])
-        for number in range(9):
-            former.add(request(number, 1e6))
-        candidate = former.form(0.0)
-        assert candidate is not None
-        assert 1 <= candidate.size <= 3
-        assert len(former.take()) == candidate.size
-
-    def test_requests_neither_vanish_nor_appear_twice(self, make: MakeFormer) -> None:
+    def test_requests_neither_vanish_nor_appear_twice_and_wait_in_the_order_of_deadlines_and_ids(
+        self, make: MakeFormer
+    ) -> None:
+        """Requests come, are removed and taken at random moments; every batch is in time, and as large as measured."""
         for seed in SEEDS:
             self._run(make(SECONDS), random.Random(seed))
 
     def _run(self, former: BatchFormer, rng: random.Random) -> None:
-        """Requests come, are removed and taken at random moments; every batch is in time."""
-        now, left, gone = 0.0, set[int](), set[int]()
+        now, left, gone, largest = 0.0, dict[int, float](), set[int](), 0
         former.set_rate(rng.choice([0.1, 1.0, 10.0]))
         for number in range(300):
             now += rng.choice([0.0, 0.1, 1.0, 3.0])
             step = rng.random()
             if step < 0.7:
-                former.add(request(number, now + rng.choice([3.0, 9.0, 12.0, rng.uniform(6.0, 20.0)]), now))
-                left.add(number)
+                deadline = now + rng.choice([3.0, 9.0, 12.0, rng.uniform(6.0, 20.0)])
+                former.add(request(number, deadline, now))
+                left[number] = deadline
             elif step < 0.75 and left:
                 chosen = rng.choice(sorted(left))
-                assert former.remove(chosen) is not None
-                left.remove(chosen)
+                assert [one and one.id for one in (former.remove(chosen), former.remove(chosen))] == [chosen, None]
+                del left[chosen]
                 gone.add(chosen)
             candidate = former.form(now)
             check_former(former)
@@ -167,15 +140,17 @@ class BatchFormerContract:
                 assert now <= candidate.deadline - candidate.seconds
                 assert former.form(now) == candidate
                 assert now <= former.changes_at()
+                largest = max(largest, candidate.size)
                 if rng.random() < 0.3:
                     taken = former.take()
                     assert len(taken) == candidate.size
                     earliest = min(one.deadline for one in taken)
                     assert earliest == candidate.deadline if self.by_deadline else earliest >= candidate.deadline
                     leaving += [one.id for one in taken]
-            assert len(set(leaving)) == len(leaving) and left.issuperset(leaving)
-            left.difference_update(leaving)
+            assert len(set(leaving)) == len(leaving) and left.keys() >= set(leaving)
+            for one in leaving:
+                del left[one]
             gone.update(leaving)
-            assert {waiting.id for waiting in former.waiting()} == left
+            assert [waiting.id for waiting in former.waiting()] == sorted(left, key=lambda one: (left[one], one))
             assert len(former) == len(left)
-        assert gone
+        assert gone and 1 < largest <= len(SECONDS)

@@ -48,10 +48,12 @@ def until(reached: Callable[[], object]) -> object:
     return found
 
 
-async def never_back() -> bool:
-    """What a `DeviceLost` asks whose device does not come back."""
-    await asyncio.sleep(0.001)
-    return False
+async def reached(holds: Callable[[], object]) -> None:
+    """As `until`, on an event loop whose other tasks go on meanwhile."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
 
 
 def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:
@@ -78,11 +80,11 @@ class Driver:
         self.now = 0.0
         self._answers = answers
         self._count = itertools.count()
-        self._coming: list[tuple[float, int, int, Event]] = []
+        self._coming: list[tuple[float, int, int, Event | Callable[[], object]]] = []
 
-    def at(self, moment: float, event: Event, order: int = EVENT) -> None:
-        """The event will happen at this moment."""
-        heapq.heappush(self._coming, (moment, order, next(self._count), event))
+    def at(self, moment: float, event: Event | Callable[[], object], order: int = EVENT) -> None:
+        """The event will happen at this moment, or what is to be called is called."""
+        heapq.heappush(self._coming, (max(moment, self.now), order, next(self._count), event))
 
     def joins(self, *moments: float) -> None:
         """GPUs 1, 2, 3 and so on join at these moments."""
@@ -100,11 +102,16 @@ class Driver:
             self.now, order, _, event = heapq.heappop(self._coming)
             if order == TICK and self.now != self.wake:
                 continue
-            for instruction in self.scheduler.handle(event, self.now):
-                self._carry_out(instruction)
-            check_scheduler(self.scheduler)
-            self.handled()
+            event() if callable(event) else self.tell(event)
         return self
+
+    def tell(self, event: Event) -> None:
+        """Let the scheduler handle the event now, and carry out what it answers."""
+        told = self.scheduler.handle(event, self.now)
+        check_scheduler(self.scheduler)
+        for instruction in told:
+            self._carry_out(instruction)
+        self.handled()
 
     def handled(self) -> None:
         """Is called after each event; for checks of a test."""

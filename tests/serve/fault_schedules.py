@@ -2,14 +2,16 @@
 
 ``python -m tests.serve.fault_schedules --seeds 10000`` runs that many schedules; ``--seed N`` runs one of them again
 and prints what happens; ``--json`` prints the sums as one JSON object. In a schedule, GPUs join, leave, die, fall
-silent and take longer than was predicted, and messages take any time.
+silent, take longer than was predicted, and have other models than before. Models come and go, their times vary for a
+while, and messages take any time.
 
 Checked:
 
 - every request is answered or refused in the end, and its client is told once;
 - the scheduler refuses no request that it does not hold, and its books are right after every event;
 - batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
-- no batch is sent to a GPU that was said to be taken away;
+- no batch is sent to a GPU that was said to be taken away, or that does not hold the batch's model;
+- a model that was removed is gone when its last request is answered or refused, and that is said once;
 - where no time is wrong (no GPU is slow or silent), every answer is in time;
 - every refusal comes by the request's deadline. It may come later only by the time that the loss of a GPU is not
   noticed, and where times are wrong, by the patience with a GPU that overruns.
@@ -18,14 +20,12 @@ Checked:
 from __future__ import annotations
 
 import argparse
-import heapq
-import itertools
 import json
 import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
@@ -38,24 +38,30 @@ from symphony_serve.gpu_table import PATIENCE
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
+    BatchTook,
     Cancelled,
     Dispatch,
     Event,
+    GpuHolds,
     GpuJoined,
     GpuLeaving,
     GpuLost,
     Instruction,
+    ModelAdded,
+    ModelGone,
+    ModelRemoved,
     Refuse,
     Request,
     RequestArrived,
     Suspect,
-    Tick,
     WakeAt,
 )
-from symphony_serve.model_side import DEFERRED, EAGER, Model
+from symphony_serve.model_side import DEFERRED, EAGER, Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from tests.serve.invariants import check_scheduler, unanswered
+from symphony_serve.seen_times import RECENT
+from tests.serve.driving import Driver
+from tests.serve.invariants import unanswered
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0
@@ -83,7 +89,7 @@ class Backend:
     """One GPU's process. token: its newest. plan: the last one that it got under this token.
 
     running: whether a batch runs. waiting: batches behind it. leaves: whether the GPU is taken away. life: grows when
-    the process dies.
+    the process dies. models: those that it holds; None: all.
     """
 
     gpu: int
@@ -95,9 +101,10 @@ class Backend:
     waiting: list[Dispatch] = field(default_factory=list)
     leaves: bool = False
     life: int = 0
+    models: frozenset[str] | None = None
 
 
-class World:
+class World(Driver):
     """One schedule. log: is told each event in words."""
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None):
@@ -107,75 +114,75 @@ class World:
         self._delays = rng.choice([NO_DELAYS, Delays(LATE_S)])
         policy = rng.choice([DEFERRED, EAGER])
         profile = Profile.linear(1.0, 5.0, MAX_BATCH)
-        self._models = [
-            Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
+        self._models = {
+            name: Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj, Batching.AUTO]), policy, self._delays)
             for name in "abc"[: rng.randint(1, 3)]
-        ]
+        }
+        #: By name, of the models that were removed, whether that they are gone was said.
+        self._removed: dict[str, bool] = {}
         #: Whether GPUs fall silent, or take longer than was predicted.
         self._wrong_times = rng.random() < 0.6
-        self._scheduler = Scheduler(self._models)
+        super().__init__(Scheduler(self._models.values()))
+        #: Requests that the scheduler held before the event, and the one that it brings.
+        self._held = set[int]()
         #: Seconds by which a refusal may come after the deadline because a GPU overruns: its batch was to end in time.
-        self._patience = (PATIENCE - 1) * profile.seconds(MAX_BATCH) if self._wrong_times else 0.0
+        self._patience = 0.0
         #: (begin, end) of the times in which the scheduler did not know that a GPU was lost.
         self._outages: list[tuple[float, float]] = []
         self._backends = [Backend(gpu) for gpu in range(rng.randint(1, 5))]
         #: By id: requests whose client was not told, and those that were told what.
         self._asked: dict[int, Request] = {}
         self._told: dict[int, str] = {}
-        self._now = 0.0
-        self._wake = math.inf
-        self._count = itertools.count()
-        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
+        #: How many requests came beside those that come at the load's rate.
+        self._extra = 0
 
-    def run(self) -> dict[int, str]:
+    def play(self) -> dict[int, str]:
         """Run the schedule. Returns the outcome of each request; raises Violation if an invariant does not hold."""
-        names = [model.name for model in self._models]
+        names = list(self._models)
         rate = self._rng.choice([0.1, 0.3, 0.6]) * len(self._backends) / len(names)
         shape = self._rng.choice([1.0, 0.2])
         for request in arrivals(dict.fromkeys(names, rate), dict.fromkeys(names, SLO_S), self.seed, shape):
             if request.arrival > LENGTH_S:
                 break
-            self._at(request.arrival, lambda request=request: self._ask(request))  # type: ignore[misc]
+            asked = replace(request, source=self._rng.choice(["", "x", "y"]))
+            self.at(request.arrival, lambda asked=asked: self._ask(asked))  # type: ignore[misc]
         for backend in self._backends:
-            self._at(0.0, lambda backend=backend: self._join(backend))  # type: ignore[misc]
+            self.at(0.0, lambda backend=backend: self._join(backend))  # type: ignore[misc]
         for _ in range(self._rng.randint(0, 12)):
-            self._at(self._rng.uniform(0.0, LENGTH_S), self._rng.choice(self._faults()))
-        while self._events:
-            self._now, _, _, happen = heapq.heappop(self._events)
-            happen()
+            self.at(self._rng.uniform(0.0, LENGTH_S), self._rng.choice(self._faults()))
+        self.run()
         self._require(not self._asked, f"requests {sorted(self._asked)[:5]} are neither answered nor refused")
+        self._require(all(self._removed.values()), f"of {self._removed} some are not gone")
         return self._told
 
     def _faults(self) -> list[Callable[[], None]]:
-        return [self._lose_gpu, self._leave, self._cancel, *([self._fall_silent] if self._wrong_times else [])]
-
-    def _at(self, moment: float, happen: Callable[[], None], last: bool = False) -> None:
-        heapq.heappush(self._events, (max(moment, self._now), last, next(self._count), happen))
+        wrong = [self._fall_silent, self._vary] if self._wrong_times else []
+        return [self._lose_gpu, self._leave, self._cancel, self._hold, self._add_or_remove, *wrong]
 
     def _travel(self) -> float:
         return self._rng.uniform(0.0, LATE_S) if self._delays.response else 0.0
 
     def _require(self, holds: bool, text: str) -> None:
         if not holds:
-            raise Violation(f"{text} at {self._now:.3f} s; python -m tests.serve.fault_schedules --seed {self.seed}")
+            raise Violation(f"{text} at {self.now:.3f} s; python -m tests.serve.fault_schedules --seed {self.seed}")
 
     # The frontends.
 
     def _ask(self, request: Request) -> None:
         self._asked[request.id] = request
-        self._tell(RequestArrived(request))
+        self.tell(RequestArrived(request))
 
     def _outcome(self, request: Request, what: str) -> None:
         if self._asked.pop(request.id, None) is not None:
             self._told[request.id] = what
             if what == "answered" and not self._wrong_times:
                 self._require(
-                    self._now <= request.deadline + SAME_MOMENT_S, f"request {request.id} is answered too late"
+                    self.now <= request.deadline + SAME_MOMENT_S, f"request {request.id} is answered too late"
                 )
             if what != "answered":
                 latest = self._latest_refusal(request)
                 self._require(
-                    self._now <= latest + SAME_MOMENT_S,
+                    self.now <= latest + SAME_MOMENT_S,
                     f"request {request.id} is refused too late, after {latest:.3f} s,",
                 )
 
@@ -189,43 +196,43 @@ class World:
 
     # The scheduler.
 
-    def _tell(self, event: Event) -> None:
-        """Let the scheduler handle an event, and carry out what it answers."""
-        scheduler = self._scheduler
+    def tell(self, event: Event) -> None:
         if self._log:
-            self._log(f"{self._now:8.3f}  {event}")
-        held = set(unanswered(scheduler))
-        if isinstance(event, RequestArrived):
-            held.add(event.request.id)
-        told = scheduler.handle(event, self._now)
+            self._log(f"{self.now:8.3f}  {event}")
+        self._held = {*unanswered(self.scheduler), *([event.request.id] if isinstance(event, RequestArrived) else ())}
         try:
-            check_scheduler(scheduler)
+            super().tell(event)
         except AssertionError as error:
-            raise Violation(f"{error} at {self._now:.3f} s, seed {self.seed}") from error
-        for instruction in told:
-            self._carry_out(instruction, held)
+            raise Violation(f"{error} at {self.now:.3f} s, seed {self.seed}") from error
 
-    def _carry_out(self, instruction: Instruction, held: set[int]) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
         if self._log:
             self._log(f"{'':10}-> {instruction}")
         if isinstance(instruction, WakeAt):
-            self._wake = wake = instruction.at
-            self._at(wake, lambda: self._tell(Tick()) if wake == self._wake else None, last=True)
+            super()._carry_out(instruction)
         elif isinstance(instruction, Refuse):
-            self._require(instruction.request.id in held, f"request {instruction.request.id} is refused twice")
-            held.remove(instruction.request.id)
+            self._require(instruction.request.id in self._held, f"request {instruction.request.id} is refused twice")
+            self._held.remove(instruction.request.id)
             self._outcome(instruction.request, instruction.reason.name)
         elif isinstance(instruction, Dispatch):
             backend = self._backends[instruction.gpu]
             newest = instruction.token == backend.token
             self._require(newest, f"GPU {backend.gpu} is sent token {instruction.token}, not {backend.token}")
             self._require(not backend.leaves, f"GPU {backend.gpu} leaves")
+            has = backend.models is None or instruction.model in backend.models
+            self._require(has, f"GPU {backend.gpu} does not hold {instruction.model}")
+            if self._wrong_times:
+                suspect = PATIENCE * max(instruction.seconds, instruction.longest)
+                self._patience = max(self._patience, suspect - instruction.seconds)
             travel, life = self._travel(), backend.life
-            self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
+            self.at(self.now + travel, lambda: self._deliver(backend, instruction, life))
+        elif isinstance(instruction, ModelGone):
+            self._require(self._removed.get(instruction.model) is False, f"model {instruction.model} is gone")
+            self._removed[instruction.model] = True
         elif isinstance(instruction, Suspect):
             backend = self._backends[instruction.gpu]
-            self._at(self._now, lambda: self._tell(GpuLost(instruction.gpu)))
-            self._at(self._now + 1.0, lambda: self._restart(backend))
+            self.at(self.now, lambda: self.tell(GpuLost(instruction.gpu)))
+            self.at(self.now + 1.0, lambda: self._restart(backend))
 
     # The backends.
 
@@ -237,10 +244,10 @@ class World:
         backend.token += 1
         backend.plan = -1
         backend.waiting.clear()
-        self._tell(GpuLost(backend.gpu))  # If that was not said yet.
-        self._tell(GpuJoined(backend.gpu, backend.token))
+        self.tell(GpuLost(backend.gpu))  # If that was not said yet.
+        self.tell(GpuJoined(backend.gpu, backend.token, backend.models))
         if backend.leaves:
-            self._tell(GpuLeaving(backend.gpu))
+            self.tell(GpuLeaving(backend.gpu))
 
     def _deliver(self, backend: Backend, batch: Dispatch, life: int) -> None:
         if not backend.alive or backend.life != life or batch.token < backend.token:
@@ -256,27 +263,30 @@ class World:
             return
         batch, life = backend.waiting.pop(0), backend.life
         stretch = self._rng.choice([1.0, 1.0, 0.5, 1.3, 5.0]) if self._wrong_times else 1.0
-        begin = max(self._now, batch.start) if self._delays.response else self._now
+        begin = max(self.now, batch.start) if self._delays.response else self.now
         backend.running = True
-        self._at(begin + stretch * batch.seconds, lambda: self._finish(backend, batch, life))
+        seconds = stretch * batch.seconds
+        self.at(begin + seconds, lambda: self._finish(backend, batch, seconds, life))
 
-    def _finish(self, backend: Backend, batch: Dispatch, life: int) -> None:
+    def _finish(self, backend: Backend, batch: Dispatch, seconds: float, life: int) -> None:
         if backend.life != life:
             return
-        if backend.silent_until > self._now:
+        if backend.silent_until > self.now:
             if backend.silent_until < math.inf:
-                self._at(backend.silent_until, lambda: self._finish(backend, batch, life))
+                self.at(backend.silent_until, lambda: self._finish(backend, batch, seconds, life))
             return
         backend.running = False
         for request in batch.requests:
             self._outcome(request, "answered")
-        self._at(self._now + self._travel(), lambda: self._tell(BatchDone(batch.gpu, batch.token, batch.plan)))
+        self.at(self.now + self._travel(), lambda: self.tell(BatchDone(batch.gpu, batch.token, batch.plan)))
+        if self._models[batch.model].batching is Batching.AUTO:
+            self.tell(BatchTook(batch.model, batch.requests, seconds))
         self._work(backend)
 
     def _restart(self, backend: Backend) -> None:
         """Kill the process, if there is one, and start another."""
         self._kill(backend)
-        self._at(self._now + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
+        self.at(self.now + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
 
     def _kill(self, backend: Backend) -> None:
         backend.alive = backend.running = False
@@ -291,33 +301,64 @@ class World:
         backend = self._rng.choice(self._backends)
         self._kill(backend)
         token = backend.token
-        detected = self._now + self._rng.uniform(0.0, DETECTION_S)
-        self._outages.append((self._now, detected))
-        self._at(detected, lambda: self._tell(GpuLost(backend.gpu)) if backend.token == token else None)
-        self._at(detected + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
+        detected = self.now + self._rng.uniform(0.0, DETECTION_S)
+        self._outages.append((self.now, detected))
+        self.at(detected, lambda: self.tell(GpuLost(backend.gpu)) if backend.token == token else None)
+        self.at(detected + self._rng.uniform(0.0, RESTART_S), lambda: self._join(backend))
 
     def _leave(self) -> None:
         backend = self._rng.choice(self._backends)
-        at, token = self._now + self._rng.uniform(0.0, 20.0), backend.token
-        self._tell(GpuLeaving(backend.gpu))
+        at, token = self.now + self._rng.uniform(0.0, 20.0), backend.token
+        self.tell(GpuLeaving(backend.gpu))
         backend.leaves = True
 
         def gone() -> None:
             if backend.token == token and backend.alive:
                 self._kill(backend)
-                self._tell(GpuLost(backend.gpu))
-                self._at(self._now + RESTART_S, lambda: self._join(backend))
+                self.tell(GpuLost(backend.gpu))
+                self.at(self.now + RESTART_S, lambda: self._join(backend))
 
-        self._at(at + SAME_MOMENT_S, gone)
+        self.at(at + SAME_MOMENT_S, gone)
 
     def _cancel(self) -> None:
         if self._asked:
             request = self._rng.choice(sorted(self._asked.values(), key=lambda one: one.id))
-            self._tell(Cancelled(request.model, request.id))
+            self.tell(Cancelled(request.model, request.id))
+
+    def _hold(self) -> None:
+        """A GPU has other models from now on."""
+        backend = self._rng.choice(self._backends)
+        some = self._rng.sample(list(self._models), self._rng.randint(0, len(self._models)))
+        backend.models = self._rng.choice([None, frozenset(some)])
+        self.tell(GpuHolds(backend.gpu, backend.models))
+
+    def _add_or_remove(self) -> None:
+        """A model takes no request any more, or one that is gone comes again."""
+        name = self._rng.choice(list(self._models))
+        if name not in self._removed:
+            self._removed[name] = False
+            self.tell(ModelRemoved(name))
+        elif self._removed[name]:
+            del self._removed[name]
+            self.tell(ModelAdded(self._models[name]))
+
+    def _vary(self) -> None:
+        """Many batches have varied, or not, so that the former of a model may be another one: with all that waits."""
+        name, varies = self._rng.choice(list(self._models)), self._rng.random() < 0.5
+        model = self._models[name]
+        if model.batching is not Batching.AUTO or name in self._removed:
+            return
+        for _ in range(self._rng.randint(0, 12)):
+            self._extra += 1
+            self._ask(Request(-10 * self._extra, name, self.now, self.now + SLO_S, self._rng.choice(["", "x", "y"])))
+        for number in range(3 * RECENT):
+            some = tuple(Request(-1 - place, name, 0.0, 1.0) for place in range(1 + number % 2))
+            self.tell(BatchTook(name, some, model.profile.seconds(len(some)) * (1 + number % 7 if varies else 1)))
+        self._require(not varies or self.scheduler.batching(name) is Batching.ORLOJ, f"{name} has not changed over")
 
     def _fall_silent(self) -> None:
         silence = self._rng.choice([self._rng.uniform(1.0, 60.0), math.inf])
-        self._rng.choice(self._backends).silent_until = self._now + silence
+        self._rng.choice(self._backends).silent_until = self.now + silence
 
 
 def main() -> None:
@@ -328,11 +369,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a line of text")
     given = parser.parse_args()
     if given.seed is not None:
-        World(given.seed, print).run()
+        World(given.seed, print).play()
         return
     became: Counter[str] = Counter()
     for seed in range(given.seeds):
-        became.update(World(seed).run().values())
+        became.update(World(seed).play().values())
     total = sum(became.values())
     if given.json:
         sums = {"schedules": given.seeds, "requests": total, "became": dict(sorted(became.items())), "violations": 0}

@@ -9,13 +9,13 @@ import pytest
 from benchmarks.serve import staggered
 from benchmarks.serve_arrivals import poisson
 from benchmarks.serve_varying import VaryingSimulation
-from benchmarks.served_by_thread import ServedByThread
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
-from symphony_serve.shell.device import Waited
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import LocalDevice, Waited
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)
@@ -91,15 +91,12 @@ def test_the_longest_of_the_latest_waits_is_added_to_each_size():
     assert seen.profile.table[1:3] == pytest.approx((0.1, 0.2))
 
 
-def test_the_server_does_not_take_a_wait_for_work():
-    batches = []
+async def test_the_server_does_not_take_a_wait_for_work():
+    batches, device = [], LocalDevice({"m": lambda values: Waited(values, 40.0)})
     model = Model("m", Profile.from_seconds([0.5]), 100.0, policy=EAGER)
-
-    def answers(values):
-        return Waited(values, 40.0)
-
-    with ServedByThread([model], [{"m": answers}], batches.append) as server:
-        assert server.submit("m", 3).result(60.0) == 3
+    async with AsyncServer([model], [device], batches.append) as server:
+        assert await server.ask("m", 3) == 3
+    device.close()
     (batch,) = batches
     # It has waited before it worked: its seconds are what is left of the time since it was sent.
     assert batch.seconds < 0 < 40.0 <= batch.waited

@@ -22,14 +22,14 @@ def short(monkeypatch):
     monkeypatch.setattr(measuring, "WAKES", 5)
 
 
-def test_the_delays_are_measured_with_a_model_that_a_device_has():
+async def test_the_delays_are_measured_with_a_model_that_a_device_has():
     """The first by name is on none, and its profile is known."""
     known = {"a": Profile.linear(0.001, 0.0, 2)}
-    (a, _) = measure_models([{"m": list}], {"a": [1], "m": [1]}, {"a": 5.0, "m": 5.0}, profiles=known)
+    (a, _) = await measure_models([{"m": list}], {"a": [1], "m": [1]}, {"a": 5.0, "m": 5.0}, profiles=known)
     assert (a.name, a.profile) == ("a", known["a"])
 
 
-def test_a_device_that_is_lost_while_the_delays_are_measured_is_waited_for(short):
+async def test_a_device_that_is_lost_while_the_delays_are_measured_is_waited_for(short):
     """Seen: its loss ended the start of the service."""
     there, waited = [], []
 
@@ -43,22 +43,22 @@ def test_a_device_that_is_lost_while_the_delays_are_measured_is_waited_for(short
             raise DeviceLost("killed", back)
         return list(values)
 
-    (model,) = measure_models([{"m": run}], {"m": [1]}, {"m": 5.0}, profiles={"m": Profile.linear(0.001, 0.0, 1)})
+    (model,) = await measure_models([{"m": run}], {"m": [1]}, {"m": 5.0}, profiles={"m": Profile.linear(0.001, 0.0, 1)})
     assert waited == [3, 3] and model.delays.response > 0 and len(there) > 3
 
 
-def measure_models(functions, *given, **named):
-    return asyncio.run(measuring.measure_models([LocalDevice(one) for one in functions], *given, **named))
+async def measure_models(functions, *given, **named):
+    return await measuring.measure_models([LocalDevice(one) for one in functions], *given, **named)
 
 
-def measure_profile(functions, *given):
+async def measure_profile(functions, *given):
     def run(function):
         async def runs(inputs):
             return function(inputs)
 
         return runs
 
-    return asyncio.run(measuring.measure_profile([run(one) for one in functions], *given))
+    return await measuring.measure_profile([run(one) for one in functions], *given)
 
 
 class Sizes:
@@ -75,17 +75,17 @@ class Sizes:
         return list(values)
 
 
-def test_sizes_are_doubled(short):
+async def test_sizes_are_doubled(short):
     first, second = Sizes(), Sizes()
-    profile = measure_profile([first, second], [1, 2, 3], 10.0, 12)
+    profile = await measure_profile([first, second], [1, 2, 3], 10.0, 12)
     assert profile.max_batch == 12
     assert sorted(set(first.seen)) == sorted(set(second.seen)) == [1, 2, 4, 8, 12]
 
 
-def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplog):
-    assert measure_profile([Sizes(fails_from=8)], [1], 10.0, 64).max_batch == 4
+async def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplog):
+    assert (await measure_profile([Sizes(fails_from=8)], [1], 10.0, 64)).max_batch == 4
     assert "A batch of 8 failed with MemoryError" in caplog.text
-    assert measure_profile([Sizes()], [1], 1e-12, 64).max_batch == 1
+    assert (await measure_profile([Sizes()], [1], 1e-12, 64)).max_batch == 1
 
 
 class Mortal:
@@ -117,14 +117,14 @@ class Mortal:
 
 
 @pytest.mark.parametrize(("deaths", "most"), [((0, 1), 64), ((1, 1), 64), ((0, 3), 8)])
-def test_a_device_that_is_lost_while_a_size_is_measured_is_waited_for(short, deaths, most):
+async def test_a_device_that_is_lost_while_a_size_is_measured_is_waited_for(short, deaths, most):
     devices = [Mortal(one) for one in deaths]
-    (model,) = asyncio.run(measuring.measure_models(devices, {"m": [1]}, {"m": 5.0}))
+    (model,) = await measuring.measure_models(devices, {"m": [1]}, {"m": 5.0})
     assert model.profile.max_batch == most
     assert all(one.there for one in devices)
 
 
-def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
+async def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
     devices, seen = [Mortal(), Mortal()], []
 
     class Fails(Mortal):
@@ -136,20 +136,16 @@ def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
             return inputs
 
     runs = [lambda inputs, one=one: one.run("m", inputs) for one in (*devices, Fails())]
-
-    async def run():
-        assert (await measuring.measure_profile(runs, [1], 5.0, 64)).max_batch == 2
-        assert [one.runs for one in devices] == [0, 0]
-
-    asyncio.run(run())
+    assert (await measuring.measure_profile(runs, [1], 5.0, 64)).max_batch == 2
+    assert [one.runs for one in devices] == [0, 0]
 
 
-def test_delays_count_against_the_slo(short):
+async def test_delays_count_against_the_slo(short):
     """A profile that is known, and an SLO that leaves nothing for the way through the threads."""
     known = {"m": Profile.linear(0.0, 0.01, 4)}
     with pytest.raises(ServeError, match=r"SLO of 0.01 s, but a batch of 1 takes 0.01 s and the network"):
-        measure_models([{"m": list}], {"m": [1]}, {"m": 0.01}, profiles=known)
-    assert measure_models([{"m": list}], {"m": [1]}, {"m": 5.0}, profiles=known)[0].profile == known["m"]
+        await measure_models([{"m": list}], {"m": [1]}, {"m": 0.01}, profiles=known)
+    assert (await measure_models([{"m": list}], {"m": [1]}, {"m": 5.0}, profiles=known))[0].profile == known["m"]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +156,9 @@ def test_delays_count_against_the_slo(short):
         (list, [], "model m has no sample inputs"),
     ],
 )
-def test_models_that_cannot_be_measured(short, functions, samples, said):
+async def test_models_that_cannot_be_measured(short, functions, samples, said):
     with pytest.raises(ServeError, match=said):
-        measure_models([{"m": functions}], {"m": samples}, {"m": 1.0})
+        await measure_models([{"m": functions}], {"m": samples}, {"m": 1.0})
 
 
 class TestSeenTimes:

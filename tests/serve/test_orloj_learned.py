@@ -4,32 +4,15 @@ import math
 import random
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_learned import ENOUGH, MOST_SOURCES, LearnedTimes
-from symphony_serve.delays import Delays
-from symphony_serve.messages import (
-    BatchDone,
-    BatchTook,
-    Cancelled,
-    Dispatch,
-    GpuJoined,
-    GpuLost,
-    Refuse,
-    Request,
-    RequestArrived,
-    Tick,
-    WakeAt,
-)
-from symphony_serve.model_side import DEFERRED, EAGER, Batching, Model
+from symphony_serve.messages import BatchTook, Request
+from symphony_serve.model_side import Batching, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import RECENT
-from tests.serve.batch_formers import request
-from tests.serve.invariants import check_former, check_scheduler, unanswered
+from tests.serve.invariants import check_former
 
 FIRST = Profile.linear(0.001, 0.004, 16)
 
@@ -109,101 +92,6 @@ def test_a_request_is_given_up_when_it_is_late_in_every_class() -> None:
     assert [told.request.id for told in former.refused()] == [2]
     assert former.changes_at() == 2.0 and former.form(math.nextafter(2.0, 3.0)) is None
     assert [told.request.id for told in former.refused()] == [1]
-
-
-class ChangesOver(RuleBasedStateMachine):
-    """A service with two models on two GPUs, the times of which vary for a while and then do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.models = {
-            "auto": Model("auto", FIRST, 0.2, Batching.AUTO, EAGER, Delays(response=0.001)),
-            "late": Model("late", FIRST, 0.2, Batching.AUTO, DEFERRED, Delays(response=0.001)),
-        }
-        self.scheduler = Scheduler(self.models.values(), least_patience=1e9)
-        self.now, self.wake, self.token, self.number = 0.0, math.inf, 1, 0
-        self.asked: dict[int, Request] = {}
-        self.running: dict[int, Dispatch] = {}
-        self.tell(GpuJoined(0, 1))
-        self.tell(GpuJoined(1, 1))
-
-    def tell(self, event) -> None:
-        for told in self.scheduler.handle(event, self.now):
-            if isinstance(told, WakeAt):
-                self.wake = told.at
-            elif isinstance(told, Dispatch):
-                assert told.gpu not in self.running
-                self.running[told.gpu] = told
-            elif isinstance(told, Refuse):
-                assert self.now <= told.request.deadline or isinstance(event, GpuLost)
-                del self.asked[told.request.id]  # KeyError: it was answered or refused before.
-        check_scheduler(self.scheduler)
-
-    def until(self, moment: float) -> None:
-        while self.wake <= moment:
-            self.now, self.wake = max(self.now, self.wake), math.inf
-            self.tell(Tick())
-        self.now = moment
-
-    @rule(model=st.sampled_from(["auto", "late"]), count=st.integers(1, 12), source=st.sampled_from(["", "a", "b"]))
-    def come(self, model: str, count: int, source: str) -> None:
-        for _ in range(count):
-            self.number += 1
-            asked = Request(self.number, model, self.now, self.now + 0.2, source)
-            self.asked[asked.id] = asked
-            self.tell(RequestArrived(asked))
-
-    @rule(seconds=st.sampled_from([0.001, 0.01, 0.05]))
-    def pass_time(self, seconds: float) -> None:
-        self.until(self.now + seconds)
-
-    @rule(gpu=st.sampled_from([0, 1]), stretch=st.sampled_from([0.2, 1.0, 8.0]))
-    def end(self, gpu: int, stretch: float) -> None:
-        batch = self.running.pop(gpu, None)
-        if batch is not None:
-            for one in batch.requests:
-                del self.asked[one.id]
-            self.tell(BatchDone(gpu, batch.token, batch.plan))
-            took = stretch * FIRST.seconds(len(batch.requests))
-            self.tell(BatchTook(batch.model, batch.requests, took, 0.0))
-
-    @rule(model=st.sampled_from(["auto", "late"]), vary=st.booleans())
-    def many_batches(self, model: str, vary: bool) -> None:
-        """Seen without their requests, so that the former changes over within an example."""
-        for number in range(3 * RECENT):
-            some = tuple(request(-1 - place, 1.0) for place in range(1 + number % 2))
-            took = FIRST.seconds(len(some)) * (1 + number % 7 if vary else 1)
-            self.tell(BatchTook(model, some, took))
-        assert not vary or self.scheduler.batching(model) is Batching.ORLOJ
-
-    @rule(place=st.integers(0, 200))
-    def cancel(self, place: int) -> None:
-        if self.asked:
-            one = list(self.asked.values())[place % len(self.asked)]
-            self.tell(Cancelled(one.model, one.id))
-
-    @rule(gpu=st.sampled_from([0, 1]))
-    def lose(self, gpu: int) -> None:
-        self.running.pop(gpu, None)
-        self.tell(GpuLost(gpu))
-        self.token += 1
-        self.tell(GpuJoined(gpu, self.token))
-
-    @invariant()
-    def none_is_lost(self) -> None:
-        assert unanswered(self.scheduler) == self.asked.keys()
-
-    def teardown(self) -> None:
-        """All that is asked is answered or refused within an SLO, when GPUs end what they run."""
-        for _ in range(400):
-            for gpu in list(self.running):
-                self.end(gpu, 1.0)
-            self.until(self.now + 0.001)
-        assert not self.asked
-
-
-TestChangesOver = ChangesOver.TestCase
-TestChangesOver.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)
 
 
 def test_orloj_has_its_turn_once_where_sources_are_named() -> None:

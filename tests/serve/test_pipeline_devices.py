@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from symphony_serve.batching.window import Window
-from symphony_serve.errors import DeviceLost, Refused
+from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.shell import async_server
 from symphony_serve.shell.async_server import AsyncServer
-from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
-from tests.serve.driving import PATIENCE_S
+from tests.serve.driving import PATIENCE_S, reached
+from tests.serve.stand_ins import HeldDevice
 
 #: Seconds.
 SLO_S = 60.0
@@ -27,89 +26,37 @@ def _a_busy_machine_makes_no_device_suspect(monkeypatch):
     monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S)
 
 
-class Pipeline:
-    """A device whose batches stay in it until they are let go, or it is lost. there: what it has."""
-
-    models = frozenset({"m"})
-
-    def __init__(self):
-        self.there: dict[int, asyncio.Future] = {}
-        self.back, self.most, self.checked = asyncio.Event(), 0, 0
-        self.passed: dict[int, Callable[[], None]] = {}
-
-    async def run(self, model, inputs, passed=None):
-        (value,) = inputs
-        gone = self.there[value] = asyncio.get_running_loop().create_future()
-        self.passed[value] = passed
-        self.most = max(self.most, len(self.there))
-        try:
-            return Waited([await gone], 0.0)
-        finally:
-            del self.there[value]
-
-    async def check(self):
-        self.checked += 1
-
-    def lose(self):
-        for gone in self.there.values():
-            gone.set_exception(DeviceLost("killed", self._is_back))
-
-    async def _is_back(self):
-        await self.back.wait()
-        return True
-
-    async def has(self, *values):
-        """Wait until these are in it, and no other."""
-        await self.until(lambda: self.there.keys() == set(values))
-
-    async def ends(self, value, output):
-        """Wait until this one is in it, and let it go."""
-        await self.until(lambda: value in self.there)
-        self.there[value].set_result(output)
-
-    async def until(self, reached):
-        async def wait():
-            while not reached():
-                await asyncio.sleep(0.001)
-
-        await asyncio.wait_for(wait(), PATIENCE_S)
-
-
 def model():
     """Batches of 1 that take 3 ms, of which a third keeps the next one from starting."""
     return Model("m", Profile.from_seconds([0.003]).in_stages([1 / 3]), SLO_S, Window, EAGER)
 
 
-def with_server(test, devices=1, model=model):
-    async def main():
-        made = [Pipeline() for _ in range(devices)]
-        seen = []
-        async with AsyncServer([model()], made, seen.append) as server:
-            await test(server, *made)
-        assert all(0 < one.overlap <= one.seconds for one in seen)
-
-    asyncio.run(main())
+@pytest.fixture
+def device():
+    return HeldDevice()
 
 
-def test_a_pipeline_has_as_many_batches_as_its_profile_says_and_no_more():
-    async def test(server, device):
-        answers = [server.ask("m", value) for value in range(5)]
-        await device.has(0, 1, 2)
-        await asyncio.sleep(0.05)
-        assert device.most == 3
-        for value in range(5):
-            await device.ends(value, 10 * value)
-            assert await answers[value] == 10 * value
-        assert device.most == 3
-
-    with_server(test)
+@pytest.fixture
+async def server(device):
+    seen = []
+    async with AsyncServer([model()], [device], seen.append) as made:
+        yield made
+    assert all(0 < one.overlap <= one.seconds for one in seen)
 
 
-def test_a_pipeline_whose_first_stage_is_free_gets_the_next_batch():
-    def slow():
-        return Model("m", Profile.from_seconds([20.0]).in_stages([1 / 3]), SLO_S, Window, EAGER)
+async def test_a_pipeline_has_as_many_batches_as_its_profile_says_and_no_more(server, device):
+    answers = [server.ask("m", value) for value in range(5)]
+    await device.has(0, 1, 2)
+    await asyncio.sleep(0.05)
+    for value in range(5):
+        await device.ends(value, 10 * value)
+        assert await answers[value] == 10 * value
+    assert device.most == 3
 
-    async def test(server, device):
+
+async def test_a_pipeline_whose_first_stage_is_free_gets_the_next_batch(device):
+    slow = Model("m", Profile.from_seconds([20.0]).in_stages([1 / 3]), SLO_S, Window, EAGER)
+    async with AsyncServer([slow], [device]) as server:
         answers = [server.ask("m", value) for value in range(2)]
         await device.has(0)
         await asyncio.sleep(0.05)
@@ -118,77 +65,62 @@ def test_a_pipeline_whose_first_stage_is_free_gets_the_next_batch():
         await device.has(0, 1)
         for value in range(2):
             await device.ends(value, value)
-            assert await answers[value] == value
-
-    with_server(test, model=slow)
+        assert await asyncio.gather(*answers) == [0, 1]
 
 
-def test_all_that_a_lost_pipeline_had_is_answered_when_it_is_back():
-    async def test(server, device):
-        answers = [server.ask("m", value) for value in range(4)]
-        await device.has(0, 1, 2)
-        device.lose()
-        await device.has()
-        assert server.able == 0
-        device.back.set()
-        for value in range(4):
-            await device.ends(value, value)
-        assert await asyncio.gather(*answers) == [0, 1, 2, 3]
-        assert server.able == 1
-
-    with_server(test)
+async def test_all_that_a_lost_pipeline_had_is_answered_when_it_is_back(server, device):
+    answers = [server.ask("m", value) for value in range(4)]
+    await device.has(0, 1, 2)
+    device.lose()
+    await reached(lambda: device.asked)
+    assert server.able == 0
+    device.back.set()
+    for value in range(4):
+        await device.ends(value, value)
+    assert await asyncio.gather(*answers) == [0, 1, 2, 3]
+    assert server.able == 1
 
 
-def test_what_stages_of_two_lost_pipelines_had_is_refused_once_and_what_stood_before_them_is_answered():
+async def test_what_stages_of_two_lost_pipelines_had_is_refused_once_and_what_stood_before_them_is_answered(
+    server, device
+):
     """Seen: all that was in a pipeline counted as begun, and so was refused."""
-
-    async def test(server, device):
-        device.back.set()
-        answers = [server.ask("m", value) for value in range(3)]
-        for _ in range(2):
-            await device.has(0, 1, 2)
-            device.passed[0]()
-            device.lose()
-        await device.ends(2, "there")
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        assert [isinstance(one, Refused) and one.reason for one in found[:2]] == [Reason.LOST_TWICE] * 2
-        assert found[2] == "there"
-
-    with_server(test)
-
-
-def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline():
-    async def main():
-        device = Pipeline()
-        server = AsyncServer([model()], [device])
-        answers = [server.ask("m", value) for value in range(4)]
+    device.back.set()
+    answers = [server.ask("m", value) for value in range(3)]
+    for _ in range(2):
         await device.has(0, 1, 2)
-        await server.close(timeout=0.01)
-        assert not device.there
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        assert [one.reason for one in found] == [Reason.CUT_OFF] * 3 + [Reason.CLOSED]
+        device.passed[0]()
+        device.lose()
+    await device.ends(2, "there")
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    assert [isinstance(one, Refused) and one.reason for one in found[:2]] == [Reason.LOST_TWICE] * 2
+    assert found[2] == "there"
 
-    asyncio.run(main())
+
+async def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline(device):
+    server = AsyncServer([model()], [device])
+    answers = [server.ask("m", value) for value in range(4)]
+    await device.has(0, 1, 2)
+    await server.close(timeout=0.01)
+    assert not device.there
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    assert [one.reason for one in found] == [Reason.CUT_OFF] * 3 + [Reason.CLOSED]
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-def test_what_a_pipeline_is_measured_with(stages):
+async def test_what_a_pipeline_is_measured_with(stages):
     """Three stages of one length, each a lock that a batch holds for a while."""
+    locks, inside = [asyncio.Lock() for _ in range(3)], [0, 0]
 
-    async def main():
-        locks, inside = [asyncio.Lock() for _ in range(3)], [0, 0]
+    async def run(inputs):
+        inside[0] += 1
+        inside[1] = max(inside)
+        for lock in locks:
+            async with lock:
+                await asyncio.sleep(0.01)
+        inside[0] -= 1
+        return inputs
 
-        async def run(inputs):
-            inside[0] += 1
-            inside[1] = max(inside)
-            for lock in locks:
-                async with lock:
-                    await asyncio.sleep(0.01)
-            inside[0] -= 1
-            return inputs
-
-        return await measure_profile([run], [1], 1.0, 2, stages), inside[1]
-
-    profile, most = asyncio.run(main())
-    assert (profile.parts is None, most) == ((True, 1) if stages == 1 else (False, 7))
+    profile = await measure_profile([run], [1], 1.0, 2, stages)
+    assert (profile.parts is None, inside[1]) == ((True, 1) if stages == 1 else (False, 7))
     assert stages == 1 or all(1 / 6 <= part <= 1 for part in profile.parts)

@@ -84,101 +84,99 @@ def test_the_way_to_a_placement(memory, held, target, acts):
     assert moved(standing(memory, *held, sizes=sizes), *target) == (acts, ["".join(sorted(one)) for one in target])
 
 
+def after(state, *events):
+    """The state after these events, and the acts of the last of them."""
+    for event in events:
+        state, acts = handle(state, event)
+    return state, acts
+
+
+ALIKE = dict.fromkeys("abc", 1.0)
+
+
 def test_a_load_that_fails_brings_back_what_stood_before():
-    state, _ = handle(standing(2, "ab", "ac"), Found(1, {0: frozenset("ab"), 1: frozenset("ac")}))
-    state, _ = handle(state, Rates(0.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))
-    state, (search,) = handle(state, Rates(10.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))
-    assert search == Search(2, {"a": 1.0, "b": 1.0, "c": 9.0}, (0, 1))
-    state, acts = handle(state, Found(2, {0: frozenset("bc"), 1: frozenset("ac")}))
+    rates = {"a": 1.0, "b": 1.0, "c": 9.0}
+    found = Found(1, {0: frozenset("ab"), 1: frozenset("ac")})
+    state, acts = after(standing(2, "ab", "ac"), found, Rates(0.0, rates, 30.0), Rates(10.0, rates, 30.0))
+    assert acts == [Search(2, rates, (0, 1))]
+    state, acts = after(state, Found(2, {0: frozenset("bc"), 1: frozenset("ac")}))
     assert acts == [Drop(0, "a")]
-    state, acts = handle(state, Dropped(0, "a"))
+    state, acts = after(state, Dropped(0, "a"))
     assert acts == [Hold(0, "c")]
-    state, acts = handle(state, NotHeld(0, "c"))
+    state, acts = after(state, NotHeld(0, "c"))
     assert acts == [Hold(0, "a")]
-    state, _ = handle(state, Held(0, "a"))
+    state, _ = after(state, Held(0, "a"))
     assert (state.phase, state.devices[0].held) == ("settled", frozenset("ab"))
     # What it was looked for is known: the same rates ask for no other search.
-    assert handle(state, Rates(90.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))[0].phase == "settled"
+    assert after(state, Rates(90.0, rates, 30.0))[0].phase == "settled"
 
 
 def test_a_model_that_does_not_load_and_stands_nowhere_is_left_out_until_rates_ask_for_a_search():
     placement = {0: frozenset("a"), 1: frozenset("bc")}
-    state, _ = handle(standing(2, "a", "bc"), Found(1, placement))
-    state, (search,) = handle(state, Down(1))
+    state, (search,) = after(standing(2, "a", "bc"), Found(1, placement), Down(1))
     assert (state.devices[1].held, search.devices) == (frozenset(), (0,))
-    assert handle(state, Down(1)) == (state, [])
-    state, (search,) = handle(state, Up(1))
-    state, acts = handle(state, Found(search.number, placement))
+    assert after(state, Down(1)) == (state, [])
+    state, (search,) = after(state, Up(1))
+    state, acts = after(state, Found(search.number, placement))
     assert acts == [Hold(1, "b"), Hold(1, "c")]
-    state, acts = handle(state, NotHeld(1, "b"))
+    state, acts = after(state, NotHeld(1, "b"))
     assert (acts, state.phase, state.failed) == ([], "moving", {"b"})
-    state, _ = handle(state, Held(1, "c"))
+    state, _ = after(state, Held(1, "c"))
     assert (state.phase, state.devices[1].held) == ("settled", frozenset("c"))
     # Another process is not asked to load it, as that may be what ends processes.
-    state, _ = handle(state, Down(1))
-    state, (search,) = handle(state, Up(1))
-    state, acts = handle(state, Found(search.number, placement))
+    state, (search,) = after(state, Down(1), Up(1))
+    state, acts = after(state, Found(search.number, placement))
     assert acts == [Hold(1, "c")]
-    state, _ = handle(state, Held(1, "c"))
-    same = dict.fromkeys("abc", 1.0)
-    state, _ = handle(state, Rates(0.0, same, 10.0))
-    state, (search,) = handle(state, Rates(10.0, same, 10.0))
-    assert handle(state, Found(search.number, placement))[1] == [Hold(1, "b")]
+    state, (search,) = after(state, Held(1, "c"), Rates(0.0, ALIKE, 10.0), Rates(10.0, ALIKE, 10.0))
+    assert after(state, Found(search.number, placement))[1] == [Hold(1, "b")]
 
 
 def test_a_model_that_stands_nowhere_comes_when_it_is_asked_and_one_that_does_not_load_is_left_out():
-    state, same = standing(2, "ab", "c"), dict.fromkeys("abc", 1.0)
-    for event in (NotFound(1), Down(1), NotFound(2), Rates(0.0, same, 10.0), Asked(1.0, {"b": 1})):
-        state, acts = handle(state, event)
+    events = NotFound(1), Down(1), NotFound(2), Rates(0.0, ALIKE, 10.0), Asked(1.0, {"b": 1})
+    state, acts = after(standing(2, "ab", "c"), *events)
     assert (state.phase, acts) == ("settled", [])
-    state, acts = handle(state, Asked(2.0, {"c": 1}))
+    state, acts = after(state, Asked(2.0, {"c": 1}))
     assert (state.phase, acts) == ("moving", [Drop(0, "a")])
-    state, acts = handle(state, Dropped(0, "a"))
+    state, acts = after(state, Dropped(0, "a"))
     assert acts == [Hold(0, "c")]
-    state, acts = handle(state, NotHeld(0, "c"))
+    state, acts = after(state, NotHeld(0, "c"))
     assert (state.phase, acts, state.failed) == ("settled", [], {"c"})
     # What has left for it comes back when it is asked, and the other one when there is another search.
-    assert handle(state, Asked(3.0, {"c": 9}))[1] == [] and handle(state, Asked(3.0, {"a": 1}))[1] == [Hold(0, "a")]
-    state, _ = handle(state, Rates(5.0, same, 10.0))
-    assert handle(state, Rates(15.0, same, 10.0))[1] == [Search(3, same, (0,))]
+    assert after(state, Asked(3.0, {"c": 9}))[1] == [] and after(state, Asked(3.0, {"a": 1}))[1] == [Hold(0, "a")]
+    assert after(state, Rates(5.0, ALIKE, 10.0), Rates(15.0, ALIKE, 10.0))[1] == [Search(3, ALIKE, (0,))]
 
 
 def test_a_model_that_stays_broken_is_tried_again_ever_more_seldom():
     """Each attempt may end the process of healthy models. Seen: it was tried every 20 s for ever."""
     same, placement, now = dict.fromkeys("ab", 1.0), {0: frozenset("ab")}, 0.0
-    state, _ = handle(standing(2, "", sizes=same), Found(1, placement))
-    state, _ = handle(state, Held(0, "a"))
+    state, _ = after(standing(2, "", sizes=same), Found(1, placement), Held(0, "a"))
     waits = []
     for _ in range(9):
-        state, _ = handle(state, NotHeld(0, "b"))
-        begun, acts = now, []
+        state, acts = after(state, NotHeld(0, "b"))
+        begun = now
         while not acts:
             now += 1.0
-            state, acts = handle(state, Rates(now, same, 10.0))
+            state, acts = after(state, Rates(now, same, 10.0))
         waits.append(now - begun - 1.0)
-        state, acts = handle(state, Found(state.searches, placement))
+        state, acts = after(state, Found(state.searches, placement))
         assert acts == [Hold(0, "b")]
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0, 320.0]
     # Other rates do not wait for it, and one that has loaded is as it was.
-    state, _ = handle(state, NotHeld(0, "b"))
-    other = {"a": 9.0, "b": 9.0}
-    state, _ = handle(state, Rates(now, other, 100.0))
-    assert handle(state, Rates(now + 10.0, other, 100.0))[1] == [Search(state.searches + 1, other, (0,))]
-    state, _ = handle(handle(state, Rates(now + 10.0, other, 100.0))[0], Found(state.searches + 1, placement))
-    assert handle(state, Held(0, "b"))[0].fails == {}
+    other, number = {"a": 9.0, "b": 9.0}, state.searches + 1
+    state, acts = after(state, NotHeld(0, "b"), Rates(now, other, 100.0), Rates(now + 10.0, other, 100.0))
+    assert acts == [Search(number, other, (0,))]
+    assert after(state, Found(number, placement), Held(0, "b"))[0].fails == {}
 
 
 def test_a_replica_that_does_not_come_back_is_tried_again_though_processes_die_now_and_then():
     """Seen: it was gone until rates changed, and each process that died put off every search."""
-    same, placement = dict.fromkeys("abc", 1.0), {0: frozenset("ab"), 1: frozenset("bc")}
-    state, _ = handle(standing(2, "ab", "bc"), Found(1, placement))
-    for event in (Lost(1, "b"), NotHeld(1, "b"), Rates(0.0, same, 10.0)):
-        state, _ = handle(state, event)
-    state, (search,) = handle(state, Rates(10.0, same, 10.0))
-    state, acts = handle(state, Found(search.number, placement))
+    placement = {0: frozenset("ab"), 1: frozenset("bc")}
+    events = Found(1, placement), Lost(1, "b"), NotHeld(1, "b"), Rates(0.0, ALIKE, 10.0), Rates(10.0, ALIKE, 10.0)
+    state, (search,) = after(standing(2, "ab", "bc"), *events)
+    state, acts = after(state, Found(search.number, placement))
     assert acts == [Hold(1, "b")]
-    for event in (Held(1, "b"), Rates(20.0, dict.fromkeys("abc", 9.0), 10.0), Lost(0, "a"), Held(0, "a")):
-        state, acts = handle(state, event)
+    events = Held(1, "b"), Rates(20.0, dict.fromkeys("abc", 9.0), 10.0), Lost(0, "a"), Held(0, "a")
+    state, acts = after(state, *events)
     assert (acts, state.phase, state.since) == ([], "drifting", 20.0)
 
 

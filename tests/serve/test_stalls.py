@@ -21,28 +21,25 @@ STALL = 1.4 * LEAST_PATIENCE_S
 
 @pytest.mark.parametrize("stall", [STALL, 0.5])
 @pytest.mark.parametrize("arrives", [False, True])
-def test_an_answer_that_was_there_is_not_lost_and_the_stall_is_not_learned(stall, arrives):
+async def test_an_answer_that_was_there_is_not_lost_and_the_stall_is_not_learned(stall, arrives):
     def runs(values):
         time.sleep(SECONDS)
         return values
 
-    async def run():
-        profile = Profile.linear(0.001, SECONDS, 4)
-        device = LocalDevice({"m": runs})
-        model = Model("m", profile, 8.0, Batching.WINDOW, EAGER, Delays(jitter=0.001))
-        async with AsyncServer([model], [device]) as server:
-            for number in range(2):
-                answer = server.ask("m", number)
-                while not answer.sent:
-                    await asyncio.sleep(0)
+    profile = Profile.linear(0.001, SECONDS, 4)
+    device = LocalDevice({"m": runs})
+    model = Model("m", profile, 8.0, Batching.WINDOW, EAGER, Delays(jitter=0.001))
+    async with AsyncServer([model], [device]) as server:
+        for number in range(2):
+            answer = server.ask("m", number)
+            while not answer.sent:
                 await asyncio.sleep(0)
-                time.sleep(stall)
-                # The first thing after the stall is an event, or the timer.
-                other = server.ask("m", 7) if arrives else answer
-                assert await answer == number
-                assert await other in (7, number)
-                assert server.able == 1
-            assert server.profile("m").seconds(1) < 2 * SECONDS
-        device.close()
-
-    asyncio.run(run())
+            await asyncio.sleep(0)
+            time.sleep(stall)
+            # The first thing after the stall is an event, or the timer.
+            other = server.ask("m", 7) if arrives else answer
+            assert await answer == number
+            assert await other in (7, number)
+            assert server.able == 1
+        assert server.profile("m").seconds(1) < 2 * SECONDS
+    device.close()

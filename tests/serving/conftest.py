@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat import kept_state
 from tests.conftest import assert_nothing_left
 from tests.serving.runs import run
 
@@ -27,6 +28,17 @@ def finished(finished_run, one_ray, tmp_path_factory):
     one_ray.use(num_cpus=2)
     yield shutil.copytree(finished_run, tmp_path_factory.mktemp("results") / finished_run.name)
     assert_nothing_left()
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """By name, what fronts keep for the next one. Each front is called "front"."""
+    kept = {}
+    monkeypatch.setattr(kept_state, "own_name", lambda: "front")
+    does = {"keep": kept.__setitem__, "kept": kept.get, "forget": lambda name: kept.pop(name, None)}
+    for name, stand_in in does.items():
+        monkeypatch.setattr(kept_state, name, stand_in)
+    return kept
 
 
 @pytest.fixture

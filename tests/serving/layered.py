@@ -13,7 +13,7 @@ from ray import tune
 from ray.tune import Checkpoint
 from torch import nn
 
-import fluidtune
+from tests.serving.runs import tuned
 
 #: Inputs with which `Guard` fails, and ends its process.
 FAILS, KILLS = [-1.0] * 8, [13.0] * 8
@@ -57,14 +57,8 @@ def train(config):
 
 
 def run(storage: Path) -> Path:
-    """Run one trial under FluidTune, in the Ray cluster that this process is connected to."""
-    tuner = fluidtune.Tuner(
-        train,
-        tune_config=tune.TuneConfig(metric="score", mode="max"),
-        run_config=tune.RunConfig(name="layers", storage_path=str(storage)),
-        executor=fluidtune.FluidExecutor(devices="cpu:1"),
-    )
-    tuner.fit()
+    """Run one trial."""
+    tuned(storage, "layers", train)
     return storage / "layers"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ray import tune
@@ -15,6 +16,17 @@ import fluidtune
 
 #: Inputs with which the model fails, and ends its process.
 FAILS, KILLS = -1, 13
+
+
+def tuned(storage: Path, name: str, train: Callable, **space: list):
+    """Run a trial for each of these values under FluidTune, in the Ray cluster that this process is connected to."""
+    return fluidtune.Tuner(
+        train,
+        param_space={key: tune.grid_search(values) for key, values in space.items()},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name=name, storage_path=str(storage)),
+        executor=fluidtune.FluidExecutor(devices="cpu:1"),
+    ).fit()
 
 
 def train(config):
@@ -27,15 +39,8 @@ def train(config):
 
 
 def run(storage: Path) -> Path:
-    """Run trials with factors 2, 3 and 0 under FluidTune, in the Ray cluster that this process is connected to."""
-    tuner = fluidtune.Tuner(
-        train,
-        param_space={"factor": tune.grid_search([2, 3, 0])},
-        tune_config=tune.TuneConfig(metric="score", mode="max"),
-        run_config=tune.RunConfig(name="factors", storage_path=str(storage)),
-        executor=fluidtune.FluidExecutor(devices="cpu:1"),
-    )
-    tuner.fit()
+    """Run trials with factors 2, 3 and 0."""
+    tuned(storage, "factors", train, factor=[2, 3, 0])
     return storage / "factors"
 
 
@@ -74,14 +79,7 @@ def kinds(storage: Path) -> tuple[Path, dict[str, str]]:
             score = -KINDS.index(config["kind"])
             tune.report({"score": score}, checkpoint=Checkpoint.from_directory(directory))
 
-    tuner = fluidtune.Tuner(
-        train_kind,
-        param_space={"kind": tune.grid_search(list(KINDS))},
-        tune_config=tune.TuneConfig(metric="score", mode="max"),
-        run_config=tune.RunConfig(name="kinds", storage_path=str(storage)),
-        executor=fluidtune.FluidExecutor(devices="cpu:1"),
-    )
-    found = tuner.fit()
+    found = tuned(storage, "kinds", train_kind, kind=list(KINDS))
     return storage / "kinds", {one.config["kind"]: one.metrics["trial_id"] for one in found}
 
 

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from fluidtune.serving.answers import Said, route
+
 pytestmark = pytest.mark.serve
 
 VERSIONS = {"best": ["1", "2"], "next": ["1"]}
@@ -41,8 +43,6 @@ VERSIONS = {"best": ["1", "2"], "next": ["1"]}
     ],
 )
 def test_what_a_method_and_a_path_ask_for_or_what_is_allowed_there(method, path, found):
-    from fluidtune.serving.answers import Said, route
-
     try:
         asked = route(method, path, VERSIONS)
     except Said as said:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
-import subprocess
-import sys
-import threading
-from urllib.parse import urlsplit
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -21,6 +16,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
+from tests.serving.asking import ask, asked, command
 from tests.serving.runs import kinds, load_kind
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.faults]
@@ -60,21 +56,12 @@ def served(started, run):
         started.rollback()
 
 
-def ask(served, path="", body="1", number=None, method="POST"):
-    url = urlsplit(served.url)
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)
-    connection.request(method, f"/{path}", body, {"X-Request-ID": number} if number else {})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    return answer.status, json.loads(text) if text else None, answer.headers.get("Model-Version")
-
-
-def answer(served, **given):
-    """What a request is answered, and the version."""
-    status, value, version = until(lambda: (found := ask(served, **given))[0] != 503 and found)
+def answer(served, number=None):
+    """What a request is answered, and the version. number: the request's id."""
+    headers = {"X-Request-ID": number} if number else {}
+    status, value, said = until(lambda: (found := asked(served, 1, headers=headers))[0] != 503 and found)
     assert status == 200, value
-    return value, version
+    return value, said.get("Model-Version")
 
 
 def states(served):
@@ -88,16 +75,16 @@ def test_a_deploy_moves_the_requests_and_a_rollback_brings_them_back(served, run
     assert (deployed["state"], answer(served)) == ("serving", ("second", number))
     assert states(served)[before["version"]] == "kept"
     model = served.trials[0]
-    assert ask(served, f"v2/models/{model}", None, method="GET")[1]["versions"] == [str(before["version"]), number]
-    body = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]})
+    assert ask(served, "", f"v2/models/{model}", "GET")[1]["versions"] == [str(before["version"]), number]
+    body = {"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]}
     old = f"v2/models/{model}/versions/{before['version']}"
-    assert ask(served, f"{old}/infer", body)[1]["outputs"][0]["data"] == ["first"]
-    assert ask(served, f"v2/models/{model}/infer", body)[1]["model_version"] == number
-    assert ask(served, f"{old}/ready", None, method="GET")[0] == 200
+    assert ask(served, body, f"{old}/infer")[1]["outputs"][0]["data"] == ["first"]
+    assert ask(served, body, f"v2/models/{model}/infer")[1]["model_version"] == number
+    assert ask(served, "", f"{old}/ready", "GET")[0] == 200
     assert len(served.status()["device_pids"]) == 2
     served.rollback()
     assert answer(served) == ("first", str(before["version"]))
-    until(lambda: ask(served, f"v2/models/{model}/versions/{number}/ready", None, method="GET")[0] == 404)
+    until(lambda: ask(served, "", f"v2/models/{model}/versions/{number}/ready", "GET")[0] == 404)
     until(lambda: len(served.status()["device_pids"]) == 1)
     found = {one["version"]: one for one in served.status()["trials"]}[deployed["version"]]
     assert (found["state"], found["requests"]["answered"]) == ("ended", 2)
@@ -107,16 +94,6 @@ def test_a_deploy_moves_the_requests_and_a_rollback_brings_them_back(served, run
         if event["event"] == "version_changed" and str(event["version"]) == number
     ]
     assert changes == ["loading", "measuring", "serving", "ended"]
-
-
-def test_a_canary_gets_its_share_and_the_same_request_asks_the_same_version(served, run):
-    deployed = served.deploy(run[0], run[1]["second"], canary=0.5)
-    assert deployed["state"] == "canary"
-    drawn = {str(one): answer(served, number=str(one))[0] for one in range(40)}
-    assert set(drawn.values()) == {"first", "second"}
-    assert {number: answer(served, number=number)[0] for number in drawn} == drawn
-    served.promote()
-    assert {answer(served, number=number)[0] for number in drawn} == {"second"}
 
 
 @pytest.mark.parametrize(
@@ -136,27 +113,36 @@ def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(
     until(lambda: len(served.status()["device_pids"]) == 1)
 
 
-def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run):
-    found, before = [], _model_processes()
-    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], found))
-    thread.start()
+@pytest.fixture
+def refused(served, run):
+    """A deploy that loads for ever: what is said when it is refused, and the processes of models before it."""
+    pool, before = ThreadPoolExecutor(1), _model_processes()
+    told = pool.submit(_refused, served, run)
     until(lambda: "loading" in states(served).values())
+    yield told, before
+    pool.shutdown(wait=False)
+
+
+def _refused(served, run):
+    with pytest.raises(FluidTuneError) as error:
+        served.deploy(run[0], run[1]["hangs"])
+    return str(error.value)
+
+
+def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run, refused):
+    told, before = refused
     with pytest.raises(FluidTuneError, match=r"version \d+ \(trial .*\) is being deployed; wait for it"):
         served.deploy(run[0], run[1]["second"])
     (killed,) = until(lambda: _model_processes() - before)
     os.kill(killed, signal.SIGKILL)
-    thread.join(PATIENCE_S)
-    assert "has ended before it had loaded the model (" in found[0] and "\n" not in found[0]
+    said = told.result(PATIENCE_S)
+    assert "has ended before it had loaded the model (" in said and "\n" not in said
     assert answer(served)[0] == "first"
 
 
-def test_a_deploy_that_loads_can_be_given_up(served, run):
-    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], []))
-    thread.start()
-    until(lambda: "loading" in states(served).values())
+def test_a_deploy_that_loads_can_be_given_up(served, refused):
     served.rollback()
-    thread.join(PATIENCE_S)
-    assert served.status()["phase"] == "one" and not thread.is_alive()
+    assert refused[0].result(PATIENCE_S) and served.status()["phase"] == "one"
     assert answer(served)[0] == "first"
     with pytest.raises(FluidTuneError, match="is loaded, so there is nothing to go back to"):
         served.rollback()
@@ -195,29 +181,16 @@ def test_a_front_that_restarts_comes_back_with_its_versions(served, run):
 
 
 def test_the_commands(served, run):
-    def command(*given):
-        address = ray.get_runtime_context().gcs_address
-        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
-        return done.returncode, done.stdout.strip() or done.stderr.strip().splitlines()[-1]
-
     trial = run[1]["second"]
     code, said = command("deploy", str(run[0]), "--trial", trial, "--canary", "10%")
-    assert code == 0 and said.endswith(
+    assert code == 0 and said.strip().endswith(
         f"; back with: fluidtune serve --address {ray.get_runtime_context().gcs_address} rollback --name {served.name}"
     ), said
     assert command("promote")[0] == 0
     assert "answers all requests" in command("rollback")[1]
     assert command("rollback")[0] == 2
     assert command("deploy", str(run[0]), "--canary", "10")[0] == 2
-    assert command("deploy", str(run[0]), "--trial", "nobody")[1].startswith("fluidtune: no trial 'nobody' in")
-
-
-def _refused(served, run, trial, found):
-    """A deploy that is refused; ``found`` gets what is said."""
-    with pytest.raises(FluidTuneError) as error:
-        served.deploy(run, trial)
-    found.append(str(error.value))
+    assert "fluidtune: no trial 'nobody' in" in command("deploy", str(run[0]), "--trial", "nobody")[1]
 
 
 def _model_processes():

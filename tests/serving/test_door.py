@@ -6,11 +6,16 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
+from functools import partial
 
 import pytest
 
 from benchmarks.common import free_ports
 from benchmarks.served_by_thread import LoopThread
+from fluidtune.serving import door as doors
+from fluidtune.serving.door import Door
+from tests.serve.driving import until
 
 pytestmark = pytest.mark.serve
 
@@ -31,8 +36,6 @@ async def app(scope, receive, send):
 @pytest.fixture
 def narrow(monkeypatch, request):
     """In the kernel the connections of a door that is made after this have buffers of so many bytes."""
-    from fluidtune.serving import door as doors
-
     listening = doors.listening
 
     def made(*given):
@@ -46,8 +49,6 @@ def narrow(monkeypatch, request):
 @pytest.fixture
 def door():
     """The port of a door, and its connections."""
-    from fluidtune.serving.door import Door
-
     thread, (port,) = LoopThread(), free_ports(1)
     made = thread.call(lambda: Door(app, "127.0.0.1", port))
     while not made._server.started:
@@ -55,6 +56,12 @@ def door():
     yield port, made._server.server_state.connections
     thread.run(made.close())
     thread.end()
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """Sets a limit of doors."""
+    return partial(monkeypatch.setattr, doors)
 
 
 def connected(port, text=b""):
@@ -79,10 +86,8 @@ def rest(one):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nA: "])
-def test_a_head_that_does_not_come_is_not_waited_for(door, monkeypatch, begun):
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "HEAD_S", 0.05)
+def test_a_head_that_does_not_come_is_not_waited_for(door, limit, begun):
+    limit("HEAD_S", 0.05)
     with connected(door[0], begun) as one:
         assert rest(one) == b""
 
@@ -114,11 +119,9 @@ GET = b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize("parts", [(HEAD, b"1", b"2"), (GET, b"GET /"), (GET + b"GET /",), (HEAD + b"1",)])
-def test_what_has_begun_when_no_request_is_answered_has_the_time_of_a_head(door, monkeypatch, parts):
+def test_what_has_begun_when_no_request_is_answered_has_the_time_of_a_head(door, limit, parts):
     """Seen: a connection whose body came after a refusal had no time limit, half a head that came before had 75 s."""
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "HEAD_S", 0.05)
+    limit("HEAD_S", 0.05)
     first, *others = parts
     with connected(door[0], first) as one, contextlib.suppress(ConnectionError):  # it may end before all has come
         answered(one)
@@ -128,17 +131,15 @@ def test_what_has_begun_when_no_request_is_answered_has_the_time_of_a_head(door,
 
 
 @pytest.mark.parametrize("parts", [(HEAD, b"1", b"23"), (HEAD + b"1", b"23" + HEAD, b"123")])
-def test_a_connection_stays_when_the_body_of_a_refused_request_is_complete(door, monkeypatch, parts):
+def test_a_connection_stays_when_the_body_of_a_refused_request_is_complete(door, limit, parts):
     """Seen: it was closed after the time of a head."""
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "HEAD_S", 1.0)
+    limit("HEAD_S", 1.0)
     with connected(door[0]) as one:
         for part in parts:
             one.sendall(part)
             if HEAD in part:
                 answered(one)
-        asyncio.run(asyncio.sleep(1.2))
+        time.sleep(1.2)
         one.sendall(b"GET / HTTP/1.0\r\n\r\n")
         answered(one)
 
@@ -156,11 +157,9 @@ def test_a_service_starts_where_the_kernel_cuts_off_no_slow_reader(monkeypatch, 
         answered(one)
 
 
-def test_an_empty_line_now_and_then_does_not_keep_a_connection(monkeypatch, request):
+def test_an_empty_line_now_and_then_does_not_keep_a_connection(limit, request):
     """Seen: a connection with an empty line after an answer had no time limit any more."""
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "KEEP_ALIVE_S", 0.3)
+    limit("KEEP_ALIVE_S", 0.3)
     port, connections = request.getfixturevalue("door")
     with connected(port, GET) as one, contextlib.suppress(ConnectionError):
         answered(one)
@@ -176,32 +175,23 @@ def test_an_empty_line_now_and_then_does_not_keep_a_connection(monkeypatch, requ
 @pytest.mark.parametrize("narrow", [4096], indirect=True)
 @pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"], ids=["idle", "close"])
 @pytest.mark.parametrize("path", [b"some", b"large"])
-def test_a_client_that_takes_nothing_is_cut_off(monkeypatch, narrow, request, path, end):
+def test_a_client_that_takes_nothing_is_cut_off(limit, narrow, request, path, end):
     """Seen: it had no time limit. What is left of 60 KB is less than makes a loop ask that no more be written."""
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "WRITE_S", 1)
+    limit("WRITE_S", 1)
     port, connections = request.getfixturevalue("door")
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(("127.0.0.1", port))
         one.sendall(b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path, end))
         one.recv(1)
-
-        async def gone():
-            while connections:
-                await asyncio.sleep(0.001)
-
-        asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+        until(lambda: not connections)
 
 
-def test_a_body_that_is_read_takes_its_time_and_the_next_request_follows(door, monkeypatch):
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "HEAD_S", 0.3)
+def test_a_body_that_is_read_takes_its_time_and_the_next_request_follows(door, limit):
+    limit("HEAD_S", 0.3)
     with connected(door[0], b"POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n") as one:
         for _ in range(4):
-            asyncio.run(asyncio.sleep(0.2))  # longer than a head may take, all together
+            time.sleep(0.2)  # longer than a head may take, all together
             one.sendall(b"1")
         one.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert rest(one).count(b"\r\n\r\nok") == 2
@@ -230,22 +220,19 @@ def test_a_head_without_one_host_or_above_the_limit_is_refused_as_json(door, hea
 
 
 @pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
-def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, door, monkeypatch):
+def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, door, limit):
     """The client that has taken nothing for the longest is cut off. Seen: such clients held the front's memory."""
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
+    limit("MOST_UNREAD", 17 << 20)
     port, connections = door
     clients = []
 
-    async def held(number):
-        while sum(one.transport.get_write_buffer_size() > 1 << 20 for one in connections) != number:
-            await asyncio.sleep(0.001)
+    def held():
+        return sum(one.transport.get_write_buffer_size() > 1 << 20 for one in connections)
 
     for number in (1, 2, 2):  # the third is too much for the first
         clients.append(connected(port, b"GET /large HTTP/1.0\r\n\r\n"))
         clients[-1].recv(1, socket.MSG_PEEK)
-        asyncio.run(asyncio.wait_for(held(number), PATIENCE_S))
+        until(lambda number=number: held() == number)
     first, *others = clients
     with contextlib.suppress(ConnectionError):
         assert len(rest(first)) < 8 << 20
@@ -254,10 +241,8 @@ def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, 
         one.close()
 
 
-def test_more_connections_than_the_limit_are_told_so(door, monkeypatch):
-    from fluidtune.serving import door as doors
-
-    monkeypatch.setattr(doors, "MOST_CONNECTIONS", 2)
+def test_more_connections_than_the_limit_are_told_so(door, limit):
+    limit("MOST_CONNECTIONS", 2)
     port, _ = door
     some = [connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(2)]
     for one in some:
@@ -267,11 +252,8 @@ def test_more_connections_than_the_limit_are_told_so(door, monkeypatch):
     for one in some:
         one.close()
 
-    async def ask():
-        while True:
-            with connected(port, b"GET / HTTP/1.0\r\n\r\n") as one:
-                if rest(one).endswith(b"ok"):
-                    return
-            await asyncio.sleep(0.001)
+    def answers():
+        with connected(port, b"GET / HTTP/1.0\r\n\r\n") as one:
+            return rest(one).endswith(b"ok")
 
-    asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
+    until(answers)

@@ -19,7 +19,7 @@ from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
-from tests.serving.test_service import ask
+from tests.serving.asking import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
 

@@ -11,17 +11,26 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from fluidtune.serving import intake
+from fluidtune.serving.front import ASKED, Front
+from fluidtune.serving.inference_protocol import Interface
+from fluidtune.serving.intake import Intake
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_versions import Service, Version
+from fluidtune.serving.plain_input import PlainInput
+from fluidtune.serving.rollouts import Answering
+from fluidtune.serving.service_devices import Devices
+from fluidtune.serving.watching import Books
 from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
+from tests.serve.driving import PATIENCE_S
 
 pytestmark = pytest.mark.serve
-
-#: Seconds. No test waits so long.
-PATIENCE_S = 100.0
 
 
 class Waits(asyncio.Future):
@@ -84,13 +93,6 @@ class Life(SimpleNamespace):
 @pytest.fixture
 def made():
     """Makes a front, and what it asks."""
-    from fluidtune.serving.front import Front
-    from fluidtune.serving.intake import Intake
-    from fluidtune.serving.loaded_model import Samples
-    from fluidtune.serving.model_versions import Service, Version
-    from fluidtune.serving.rollouts import Answering
-    from fluidtune.serving.service_devices import Devices
-    from fluidtune.serving.watching import Books
 
     class There(Devices):
         count, waits = 1, ""
@@ -110,7 +112,13 @@ def made():
     return make
 
 
-async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None, headers=(), takes=0.0):
+@pytest.fixture
+def many(made):
+    """A front with a long SLO."""
+    return made(Server(), slo=PATIENCE_S)
+
+
+async def ask(front, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
     """The status, the value and the headers of an answer.
 
     gone: an event; the client hangs up when it is set. takes: seconds after which the body is there.
@@ -122,9 +130,7 @@ async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, 
             await (gone or asyncio.Event()).wait()
             return {"type": "http.disconnect"}
         asked.append(True)
-        assert read is not None or body is not None, "nothing is to be read"
-        if read is not None:
-            read.append(True)
+        assert body is not None, "nothing is to be read"
         if takes:
             await asyncio.sleep(takes)
         return {"type": "http.request", "body": body, "more_body": half}
@@ -137,83 +143,76 @@ async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, 
     start, *rest = sent
     said = {name.decode().title(): value.decode() for name, value in start["headers"]}
     text = b"".join(one.get("body", b"") for one in rest)
-    return start["status"], json.loads(text) if text else None, said
+    return start["status"], json.loads(text) if "json" in said.get("Content-Type", "") else text.decode(), said
 
 
-def answered(front, **given):
-    return asyncio.run(ask(front, **given))
+@pytest.mark.parametrize(
+    ("count", "hopeless", "code", "reason", "after"),
+    [
+        (0, None, "no_lease", "the service has no device now: waiting for a lease of a GPU", "5"),
+        (1, Reason.QUEUE_FULL, "queue_full", "too many requests wait before it", "1"),
+    ],
+)
+async def test_what_cannot_be_answered_in_time_is_refused_unread(made, count, hopeless, code, reason, after):
+    front = made(Server(hopeless=hopeless), count=count, waits="waiting for a lease of a GPU")
+    status, said, headers = await ask(front, body=None)
+    assert (status, said) == (503, {"error": "refused", "code": code, "reason": reason})
+    assert headers["Retry-After"] == after
+    assert front.books.requests("t") == {f"refused: {code}": 1}
 
 
-def test_without_a_lease_requests_are_refused_at_once(made):
-    front = made(Server(), count=0, waits="waiting for a lease of a GPU")
-    status, said, headers = answered(front, body=None)
-    reason = "the service has no device now: waiting for a lease of a GPU"
-    assert (status, said) == (503, {"error": "refused", "code": "no_lease", "reason": reason})
-    assert headers["Retry-After"] == "5"
-    assert front.books.requests("t") == {"refused: no_lease": 1}
-
-
-def test_what_is_hopeless_is_refused_unread(made):
-    front, read = made(Server(hopeless=Reason.QUEUE_FULL)), []
-    status, said, headers = answered(front, read=read)
-    refused = {"error": "refused", "code": "queue_full", "reason": "too many requests wait before it"}
-    assert (status, said, read, headers["Retry-After"]) == (503, refused, [], "1")
-    assert front.books.requests("t") == {"refused: queue_full": 1}
-
-
-def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
+async def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
     front = made(Server(), slo=0.01)
-    status, said, headers = answered(front)
+    status, said, headers = await ask(front)
     assert (status, said["code"], headers["Retry-After"]) == (503, "overdue", "1")
     assert front.server.answers[0].cancelled()
     assert front.books.requests("t") == {"late": 1}
 
 
-def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
+async def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
     front = made(Server(able=1))
-    assert answered(front, method="GET", path="/readyz", body=None)[:2] == (200, {"ready": True, "state": "serving"})
+    assert (await ask(front, method="GET", path="/readyz", body=None))[:2] == (200, {"ready": True, "state": "serving"})
     front.server.able = 0
-    status, said, headers = answered(front, method="GET", path="/readyz", body=None)
+    status, said, headers = await ask(front, method="GET", path="/readyz", body=None)
     assert (status, said["code"], headers["Retry-After"]) == (503, "no_model_process", "5")
     waits = {"live": True, "state": "waiting for a model process"}
-    assert answered(front, method="GET", path="/healthz", body=None)[:2] == (200, waits)
-    assert answered(front, method="HEAD", path="/", body=None)[1]["state"] == waits["state"]
+    assert (await ask(front, method="GET", path="/healthz", body=None))[:2] == (200, waits)
+    assert (await ask(front, method="HEAD", path="/", body=None))[1]["state"] == waits["state"]
     type(front.devices).count = 0
-    assert answered(front, method="GET", path="/readyz", body=None)[1]["code"] == "no_lease"
+    assert (await ask(front, method="GET", path="/readyz", body=None))[1]["code"] == "no_lease"
     front.server = None
-    assert answered(front, method="GET", path="/readyz", body=None)[0] == 503
+    assert (await ask(front, method="GET", path="/readyz", body=None))[0] == 503
 
 
-def test_while_the_service_stops_requests_are_refused_and_it_is_not_ready(made):
+async def test_while_the_service_stops_requests_are_refused_and_it_is_not_ready(made):
     front = made(Server())
     front.stopping = True
-    (status, said, headers), ready = answered(front, body=None), answered(front, method="GET", path="/readyz")
+    (status, said, headers), ready = await ask(front, body=None), await ask(front, method="GET", path="/readyz")
     assert (status, said["code"], headers["Connection"], ready[0]) == (503, "stopping", "close", 503)
 
 
 @pytest.mark.parametrize(
     ("sent", "code"), [({"body": b"[1]"}, "bad_input"), ({"body": b" " * (1 << 20) + b"1"}, "too_large")]
 )
-def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
+async def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
     front = made(Server())
-    assert answered(front, **sent)[1]["code"] == code
+    assert (await ask(front, **sent))[1]["code"] == code
     assert front.books.requests("t") == {"bad": 1}
 
 
-def test_metrics_are_in_the_text_format_of_prometheus(made):
-    from prometheus_client.parser import text_string_to_metric_families
-
-    front, sent = made(Server(hopeless=Reason.QUEUE_FULL)), []
-    answered(front)
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "query_string": b""}
-    asyncio.run(front.front(scope, None, send))
-    found = {one.name: one for one in text_string_to_metric_families(sent[1]["body"].decode())}
+async def test_metrics_are_in_the_text_format_of_prometheus(made):
+    front = made(Server(hopeless=Reason.QUEUE_FULL))
+    await ask(front)
+    _, text, _ = await ask(front, method="GET", path="/metrics", body=None)
+    found = {one.name: one for one in text_string_to_metric_families(text)}
     (sample,) = found["fluidtune_serve_requests"].samples
     assert (sample.labels, sample.value) == ({"trial": "t", "version": "1", "outcome": "refused: queue_full"}, 1.0)
+
+
+def tensor(count):
+    """A request with so many inputs."""
+    one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
+    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
 
 
 async def answering(front, count, answers, **given):
@@ -226,87 +225,68 @@ async def answering(front, count, answers, **given):
     return await asked
 
 
-def test_a_request_names_itself_and_its_own_deadline(made):
-    front = made(Server(), slo=PATIENCE_S)
+async def test_a_request_names_itself_and_its_own_deadline(many):
     headers = [(b"x-request-id", b"mine"), (b"request-timeout-ms", b"20000")]
-    status, value, said = asyncio.run(answering(front, 1, [(200, "2")], headers=headers))
+    status, value, said = await answering(many, 1, [(200, "2")], headers=headers)
     assert (status, value, said["X-Request-Id"]) == (200, 2, "mine")
-    assert 0 < front.server.withins[0] < 20, "what was spent before counts"
-    assert len(answered(front, method="GET", path="/healthz")[2]["X-Request-Id"]) == 32
-    status, said, _ = answered(front, headers=[(b"request-timeout-ms", b"soon")])
+    assert 0 < many.server.withins[0] < 20, "what was spent before counts"
+    assert len((await ask(many, method="GET", path="/healthz"))[2]["X-Request-Id"]) == 32
+    status, said, _ = await ask(many, headers=[(b"request-timeout-ms", b"soon")])
     assert status == 400 and "Request-Timeout-Ms is 'soon'" in said["error"]
 
 
 @pytest.mark.parametrize(("timeout", "hurried"), [(b"10", 1), (b"600000", 0)])
 @pytest.mark.parametrize("hopeless", [None, Reason.QUEUE_FULL])
-def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(made, hopeless, timeout, hurried):
+async def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(made, hopeless, timeout, hurried):
     front = made(Server(hopeless=hopeless), slo=0.02)
-    assert answered(front, headers=[(b"request-timeout-ms", timeout)])[0] == 503
+    assert (await ask(front, headers=[(b"request-timeout-ms", timeout)]))[0] == 503
     total = front.books.total()
     assert (total.requests["t"].total(), total.hurried["t"].total()) == (1, hurried)
 
 
-TENSOR = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]}).encode()
-
-
-@pytest.mark.parametrize("given", [{}, {"path": "/v2/models/t/infer", "body": TENSOR}])
+@pytest.mark.parametrize("given", [{}, tensor(1)])
 @pytest.mark.parametrize(("takes", "slow"), [(0.0, 0), (0.3, 1)])
-def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
+async def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
     """Seen: clients that send their bodies slowly made a service on leases ask for more devices."""
     front = made(Server(), slo=0.5)
-    assert answered(front, takes=takes, **given)[1]["error"]
+    assert (await ask(front, takes=takes, **given))[1]["error"]
     total = front.books.total()
     assert (total.requests["t"], total.hurried["t"].total()) == ({"late": 1}, slow)
 
 
-def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
+async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
     front = made(Server(), token="secret-token", slo=0.01)
-    status, said, headers = answered(front, body=None)
+    status, said, headers = await ask(front, body=None)
     assert (status, said["code"], headers["Www-Authenticate"]) == (401, "unauthorized", "Bearer")
-    assert answered(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))])[0] == 401
-    assert answered(front, method="GET", path="/metrics", body=None)[0] == 401
-    assert answered(front, method="GET", path="/healthz", body=None)[0] == 200
-    assert answered(front, headers=[(b"authorization", b"Bearer secret-token")])[1]["code"] == "overdue"
+    assert (await ask(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))]))[0] == 401
+    assert (await ask(front, method="GET", path="/metrics", body=None))[0] == 401
+    assert (await ask(front, method="GET", path="/healthz", body=None))[0] == 200
+    assert (await ask(front, headers=[(b"authorization", b"Bearer secret-token")]))[1]["code"] == "overdue"
 
 
-def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
-    front = made(Server(), slo=PATIENCE_S)
-    body = json.dumps({"inputs": [{"name": "input", "shape": [2], "datatype": "INT64", "data": [1, 2]}]}).encode()
-    given = {"path": "/v2/models/t/infer", "body": body}
-    status, value, _ = asyncio.run(answering(front, 2, [(200, "2"), (200, "4")], **given))
+async def test_a_batch_of_tensors_is_answered_whole_or_refused(many):
+    status, value, _ = await answering(many, 2, [(200, "2"), (200, "4")], **tensor(2))
     assert (status, value["outputs"][0]["data"], value["model_version"]) == (200, [2, 4], "1")
-    front.server.answers.clear()
+    many.server.answers.clear()
     refused = Refused("t", Reason.LATE)
-    status, value, _ = asyncio.run(answering(front, 2, [refused], **given))
+    status, value, _ = await answering(many, 2, [refused], **tensor(2))
     assert (status, value) == (503, {"error": Reason.LATE.value, "code": "late"})
-    assert front.server.answers[1].cancelled()
-    assert front.books.requests("t") == {"answered": 2, "refused: late": 2}
-    assert answered(front, path="/v2/models/u/infer")[0] == 404
-    assert answered(front, path="/v2/models/t/infer", body=b"{}")[1]["code"] == "bad_input"
+    assert many.server.answers[1].cancelled()
+    assert many.books.requests("t") == {"answered": 2, "refused: late": 2}
+    assert (await ask(many, path="/v2/models/u/infer"))[0] == 404
+    assert (await ask(many, path="/v2/models/t/infer", body=b"{}"))[1]["code"] == "bad_input"
 
 
 @pytest.mark.parametrize("name", ["v2-ranker", "v2.1", "v20"])
-def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
+async def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
     """Seen: a model named `v2-ranker` was served, and each request to it got 404."""
     front = made(Server(), slo=0.01, names=("t", name))
-    assert answered(front, path=f"/{name}")[1]["code"] == "overdue"
-    assert answered(front, path=f"/{name}x")[1]["code"] == "not_found"
-
-
-@pytest.fixture
-def many(made):
-    """A front with a long SLO."""
-    return made(Server(), slo=PATIENCE_S)
-
-
-def tensor(count):
-    """A request with so many inputs."""
-    one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
-    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
+    assert (await ask(front, path=f"/{name}"))[1]["code"] == "overdue"
+    assert (await ask(front, path=f"/{name}x"))[1]["code"] == "not_found"
 
 
 @pytest.mark.parametrize(("count", "late", "code"), [(21, False, "queue_full"), (20, True, "late_on_arrival")])
-def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, count, late, code):
+async def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, count, late, code):
     """late: decoding them takes until after the deadline."""
     front = made(Server(most=20), slo=PATIENCE_S)
     decode = front.rollouts.answering["t"].interface.decode
@@ -314,195 +294,151 @@ def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, count, l
     tensors.check_outputs = lambda names: None
     front.have(interface=tensors)
     headers = [(b"request-timeout-ms", b"15")] if late else []
-    status, said, _ = answered(front, **tensor(count), headers=headers)
+    status, said, _ = await ask(front, **tensor(count), headers=headers)
     assert (status, said["code"], front.server.answers) == (503, code, [])
     assert front.books.requests("t") == {f"refused: {code}": count}
     assert front.intake.open == 0
 
 
 @pytest.mark.parametrize(("sent", "code", "counted"), [(False, "late", "refused: late"), (True, "overdue", "late")])
-def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, code, counted):
+async def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, code, counted):
     """And overdue, if a model may have seen one: then a client must not ask again by itself."""
-
-    async def holds():
-        async with many.intake.inputs.one():
-            await asyncio.sleep(0.4)  # until after the deadline
-
-    async def run():
-        asked = asyncio.ensure_future(ask(many, **tensor(130), headers=[(b"request-timeout-ms", b"200")]))
-        while not many.server.answers:
-            await asyncio.sleep(0)
-        holder = asyncio.ensure_future(holds())
-        many.server.answers[0].sent = sent
-        return await asked, await holder
-
-    (status, said, _), _ = asyncio.run(run())
+    asked = asyncio.ensure_future(ask(many, **tensor(130), headers=[(b"request-timeout-ms", b"200")]))
+    while not many.server.answers:
+        await asyncio.sleep(0)
+    many.server.answers[0].sent = sent
+    async with many.intake.inputs.one():
+        await asyncio.sleep(0.4)  # until after the deadline
+    status, said, _ = await asked
     assert (status, said["code"]) == (503, code)
     assert many.books.requests("t") == {counted: 130}
 
 
-def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
+async def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
     """Seen: requests of 1,024 inputs held the front's loop, so that `/healthz` did not answer for seconds."""
-    from fluidtune.serving.front import ASKED
-
-    front, counts = many, [3, 1000, 500, *[2] * 100]
-
-    async def run():
-        asked, turns, before = [asyncio.ensure_future(ask(front, **tensor(count))) for count in counts], [], 0
-        while before < sum(counts) and not any(one.done() for one in asked):
-            await asyncio.sleep(0)
-            turns.append(len(front.server.answers) - before)
-            before += turns[-1]
-        assert front.intake.open == sum(counts)
-        for answer in front.server.answers:
-            answer.set_result((200, "1"))
-        return [await one for one in asked], turns
-
-    told, turns = asyncio.run(run())
+    counts, turns, before = [3, 1000, 500, *[2] * 100], [], 0
+    asked = [asyncio.ensure_future(ask(many, **tensor(count))) for count in counts]
+    while before < sum(counts) and not any(one.done() for one in asked):
+        await asyncio.sleep(0)
+        turns.append(len(many.server.answers) - before)
+        before += turns[-1]
+    assert many.intake.open == sum(counts)
+    for answer in many.server.answers:
+        answer.set_result((200, "1"))
+    told = [await one for one in asked]
     assert [len(value["outputs"][0]["data"]) for _, value, _ in told] == counts
     assert max(turns) < 2 * ASKED
-    assert front.books.requests("t") == {"answered": sum(counts)}
-    assert front.intake.open == 0
+    assert many.books.requests("t") == {"answered": sum(counts)}
+    assert many.intake.open == 0
 
 
 @pytest.mark.parametrize("asked", [1, 1024])
 @pytest.mark.parametrize("gone", [True, False])
-def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancelled_in_a_turn_of_the_loop(many, gone, asked):
+async def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancelled_in_a_turn_of_the_loop(
+    many, gone, asked
+):
     """The client has gone, or one of the first inputs was refused, when so many of the 1,024 have been asked for."""
-    from fluidtune.serving.front import ASKED
-
-    front, turns = many, []
-
-    async def run():
-        left = asyncio.Event()
-        asking = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
-        while len(front.server.answers) < asked:
-            await asyncio.sleep(0)
-        if gone:
-            left.set()
-        else:
-            front.server.answers[0].set_exception(Refused("t", Reason.LATE))
-        before = 0
-        while not asking.done():
-            await asyncio.sleep(0)
-            turns.append(sum(one.cancelled() for one in front.server.answers) - before)
-            before += turns[-1]
-        return await asking
-
-    status, said, _ = asyncio.run(run())
+    answers, turns, before, left = many.server.answers, [], 0, asyncio.Event()
+    asking = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
+    while len(answers) < asked:
+        await asyncio.sleep(0)
+    left.set() if gone else answers[0].set_exception(Refused("t", Reason.LATE))
+    while not asking.done():
+        await asyncio.sleep(0)
+        turns.append(sum(one.cancelled() for one in answers) - before)
+        before += turns[-1]
+    status, said, _ = await asking
     assert (status, said["code"]) == ((400, "disconnected") if gone else (503, "late"))
-    assert front.books.requests("t") == {"cancelled" if gone else "refused: late": 1024}
-    assert len(front.server.answers) <= (4 * ASKED if asked == 1 else 1024)
-    assert all(answer.cancelled() for answer in front.server.answers[1:]) and max(turns) <= 2 * ASKED
+    assert many.books.requests("t") == {"cancelled" if gone else "refused: late": 1024}
+    assert len(answers) <= (4 * ASKED if asked == 1 else 1024)
+    assert all(answer.cancelled() for answer in answers[1:]) and max(turns) <= 2 * ASKED
 
 
-def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
-    async def run():
-        left = asyncio.Event()
-        asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
-        while len(many.server.answers) < 1024:
-            await asyncio.sleep(0)
-        left.set()
-        while not any(one.cancelled() for one in many.server.answers):
-            await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.wait([asked])
-
-    asyncio.run(run())
+async def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
+    left = asyncio.Event()
+    asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
+    while len(many.server.answers) < 1024:
+        await asyncio.sleep(0)
+    left.set()
+    while not any(one.cancelled() for one in many.server.answers):
+        await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait([asked])
     assert all(one.cancelled() for one in many.server.answers)
 
 
-def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
+async def test_the_inputs_of_a_request_are_open_each(many, monkeypatch):
     """Seen: a request of 1,024 inputs counted as one of the 10,000 that may be open."""
-    from fluidtune.serving import intake
-
     monkeypatch.setattr(intake, "MOST_OPEN", 10)
-    front = made(Server(), slo=PATIENCE_S)
-
-    async def run():
-        first = asyncio.ensure_future(ask(front, **tensor(8)))
-        while len(front.server.answers) < 8:
-            await asyncio.sleep(0)
-        refused = await ask(front, **tensor(3))
-        assert front.intake.open == 8
-        others = [asyncio.ensure_future(ask(front)) for _ in range(2)]
-        while len(front.server.answers) < 10:
-            await asyncio.sleep(0)
-        unread = await ask(front, body=None)
-        assert (unread[1]["code"], unread[1]["reason"]) == ("too_many", "10 inputs are open already")
-        for answer in front.server.answers:
-            answer.set_result((200, "1"))
-        assert [(await one)[0] for one in others] == [200, 200]
-        return refused, await first
-
-    refused, first = asyncio.run(run())
-    assert (refused[0], refused[1]["code"], first[0]) == (503, "too_many", 200)
-    assert front.books.requests("t") == {"answered": 10, "refused: too_many": 4}
-    assert front.intake.open == 0
+    first = asyncio.ensure_future(ask(many, **tensor(8)))
+    while len(many.server.answers) < 8:
+        await asyncio.sleep(0)
+    refused = await ask(many, **tensor(3))
+    assert many.intake.open == 8
+    others = [asyncio.ensure_future(ask(many)) for _ in range(2)]
+    while len(many.server.answers) < 10:
+        await asyncio.sleep(0)
+    unread = await ask(many, body=None)
+    assert (unread[1]["code"], unread[1]["reason"]) == ("too_many", "10 inputs are open already")
+    for answer in many.server.answers:
+        answer.set_result((200, "1"))
+    assert [(await one)[0] for one in (first, *others)] == [200] * 3
+    assert (refused[0], refused[1]["code"]) == (503, "too_many")
+    assert many.books.requests("t") == {"answered": 10, "refused: too_many": 4}
+    assert many.intake.open == 0
 
 
-def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(made):
+async def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(many):
     """Seen: the client got 400 after the model had run, and the request counted as answered and as bad."""
-    from fluidtune.serving.inference_protocol import Interface
-
-    front = made(Server(), slo=PATIENCE_S)
-    front.have(interface=Interface.of([1], [{"cat": 0.9}]))
-    status, said, _ = asyncio.run(answering(front, 2, [(200, '{"cat": 1}'), (200, "5")], **tensor(2)))
+    many.have(interface=Interface.of([1], [{"cat": 0.9}]))
+    status, said, _ = await answering(many, 2, [(200, '{"cat": 1}'), (200, "5")], **tensor(2))
     assert (status, said["code"]) == (500, "model_failed")
     assert "is a int, expected an object with the keys 'cat'" in said["error"]
-    assert front.books.requests("t") == {"failed": 2}
+    assert many.books.requests("t") == {"failed": 2}
 
 
-def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(made):
+async def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(many):
     """The version that reads the request is not the one that is there when it is read."""
-    from fluidtune.serving.inference_protocol import Interface
-
-    front = made(Server(), slo=PATIENCE_S)
-    about, before = front.rollouts.answering["t"], Interface.of([1], [{"cat": 0.9}])
+    about, before = many.rollouts.answering["t"], Interface.of([1], [{"cat": 0.9}])
 
     def decode(*given, most):
-        front.have(interface=about.interface)
+        many.have(interface=about.interface)
         return before.decode(*given, most)
 
-    front.have(interface=SimpleNamespace(decode=decode))
+    many.have(interface=SimpleNamespace(decode=decode))
     one = {"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}
     body = json.dumps({"inputs": [one], "outputs": [{"name": "cat"}]}).encode()
-    status, said, _ = answered(front, path="/v2/models/t/infer", body=body)
+    status, said, _ = await ask(many, path="/v2/models/t/infer", body=body)
     assert (status, said["error"]) == (400, "the model has no output 'cat'; it has 'output'")
-    assert (front.server.answers, front.books.requests("t")) == ([], {"bad": 1})
+    assert (many.server.answers, many.books.requests("t")) == ([], {"bad": 1})
 
 
-def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(made, monkeypatch):
+async def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(many, monkeypatch):
     """Seen: while large bodies were read, large answers waited past their SLO, and were counted as answered.
 
     Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time.
     """
-    from fluidtune.serving.inference_protocol import Interface
-    from fluidtune.serving.plain_input import PlainInput
-
-    front, reads, writes, began = made(Server(), slo=PATIENCE_S), threading.Event(), threading.Event(), []
+    reads, writes, began = threading.Event(), threading.Event(), []
     decode, encode, large = PlainInput.decode, Interface.encode, (200, json.dumps([0.5] * 100_000))
 
     def slow(does, ends):
         return lambda *given, **named: began.append(does) or (ends.wait(PATIENCE_S) and does(*given, **named))
 
-    async def run():
-        body = asyncio.ensure_future(ask(front, body=b" " * (200 << 10) + b"1"))
-        while not began:
-            await asyncio.sleep(0.001)
-        assert (await answering(front, 1, [large], **tensor(1)))[0] == 200
-        monkeypatch.setattr(Interface, "encode", slow(encode, writes))
-        front.server.answers.clear()
-        late = await answering(front, 1, [large], headers=[(b"request-timeout-ms", b"200")], **tensor(1))
-        front.server.answers.clear()
-        reads.set()
-        return late, await answering(front, 1, [large]), body.cancel()
-
     monkeypatch.setattr(PlainInput, "decode", slow(decode, reads))
     try:
-        (status, said, _), plain, _ = asyncio.run(run())
+        body = asyncio.ensure_future(ask(many, body=b" " * (200 << 10) + b"1"))
+        while not began:
+            await asyncio.sleep(0.001)
+        assert (await answering(many, 1, [large], **tensor(1)))[0] == 200
+        monkeypatch.setattr(Interface, "encode", slow(encode, writes))
+        many.server.answers.clear()
+        status, said, _ = await answering(many, 1, [large], headers=[(b"request-timeout-ms", b"200")], **tensor(1))
+        many.server.answers.clear()
+        reads.set()
+        plain = await answering(many, 1, [large])
+        body.cancel()
     finally:
         reads.set()
         writes.set()
     assert (status, said["code"], plain[0], began) == (503, "overdue", 200, [decode, encode, decode])
-    assert front.books.requests("t") == {"answered": 2, "late": 1}
+    assert many.books.requests("t") == {"answered": 2, "late": 1}

@@ -12,6 +12,7 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from tests.faults.serving import Clients, until
+from themis_bridge.shell import control
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
@@ -32,8 +33,6 @@ def load(directory, config):
 
 
 def test_a_load_beyond_one_device_gets_another_one(finished):
-    from themis_bridge.shell import control
-
     control.start("CPU", notice_s=4.0, pace_s=0.5)
     port = free_ports(1)[0]
     try:

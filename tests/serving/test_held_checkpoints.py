@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +12,14 @@ import pytest
 from ray import cloudpickle
 from ray.tune import Checkpoint
 
-from fluidtune.serving import following, held_checkpoints
+from fluidtune.serving import following, held_checkpoints, rollouts
 from fluidtune.serving.held_checkpoints import HeldCheckpoints, held, let_go
-from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.setting import Following
 from fluidtune.serving.winners import Winner
-from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import EAGER, Batching, Model
-from symphony_serve.profiles import Profile
-from tests.serving.stand_ins import FakeDevices, device, settled
+from tests.serving import stand_ins
+from tests.serving.stand_ins import device, settled
 
 HERE = pyarrow.fs.LocalFileSystem()
 
@@ -98,158 +94,114 @@ def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
         held(one, str(tmp_path), HERE)
 
 
-class Service:
-    """A `Rollouts` of the run, on a device that loads at once. now: what the front of a service has kept."""
+@pytest.fixture
+def front(monkeypatch, kept, tmp_path):
+    """Makes the versions of a front, whose models are of these winners."""
+    monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
+    return lambda *winners: stand_ins.rollouts(trials=Loading(b"", (), winners), folder=str(tmp_path))
 
-    def __init__(self, run: Path, first: Winner, monkeypatch, now=None):
-        from fluidtune.serving import rollouts
 
-        self.kept = now
-        store = {"keep": lambda name, state: setattr(self, "kept", state), "kept": lambda name: self.kept}
-        store |= {"forget": lambda name: None, "own_name": lambda: "x"}
-        monkeypatch.setattr(rollouts, "kept_state", SimpleNamespace(**store))
-        monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
-        said = {"slo": 1.0, "max_batch": 1, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}
-        known = SimpleNamespace(name="digits", user="anna")
-        setting = SimpleNamespace(known=known, run="run", folder=str(run), stages=1, placing=None, **said)
-        setting.loading = Loading(b"", (), (first,))
-        self.rollouts = rollouts.Rollouts(setting, lambda event, **fields: None)
-        model = Model(first.name, Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
-        self.rollouts.answering[first.name] = rollouts.Answering.of(model, Samples([1], [1]), 100)
-        self.rollouts._server = SimpleNamespace(add=lambda model: None, remove=self._removed)
-        self.rollouts._watch = SimpleNamespace(serves=lambda *given: None, forget=lambda key: None)
+async def deploy(versions, one: Winner, fails: bool = False) -> None:
+    """On a device that loads at once."""
+    has(versions, device(lambda key: ServeError("it is slow") if fails and "@" in key else True))
+    await versions.deploy(one, "run", 1.0)
+    await settled()
 
-    async def _removed(self, key):
-        """Nothing is on its way to it."""
 
-    async def deploy(self, one: Winner, fails: bool = False) -> None:
-        made = device(lambda key: ServeError("it is slow") if fails and "@" in key else True)
-        await self.has(made)
-        await self.rollouts.deploy(one, "run", 1.0)
-        await settled()
-
-    async def has(self, made) -> None:
-        """The service has this device."""
-        self.rollouts._devices = FakeDevices(self.rollouts.desired, made)
-        self.rollouts._devices.reconcile()
-        place = SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
-        for process in made.processes.values():
-            process.where = place
+def has(versions, made) -> None:
+    """The service has this device."""
+    versions._devices.present[0] = made
+    versions._devices.reconcile()
+    for process in made.processes.values():
+        process.where = SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
 
 
 @pytest.mark.serve
-def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
-    async def run():
-        left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
-        first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
-        service = Service(tmp_path, first, monkeypatch)
-        assert left.name in copies(tmp_path)
-        await service.rollouts.restore()
-        assert copies(tmp_path) == ["a"]
-        await service.deploy(winner(tmp_path, "b", 2.0))
-        assert copies(tmp_path) == ["a", "b"]
-        serving = service.rollouts.service.serving.what
-        assert "checkpoints/" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
-        await service.deploy(winner(tmp_path, "c", 3.0), fails=True)
-        assert service.rollouts.service.last.state == "refused" and copies(tmp_path) == ["b"]
-        await service.deploy(winner(tmp_path, "d", 3.0, goes_on=False))
-        assert service.rollouts.service.serving.trial == "d" and copies(tmp_path) == ["b"]
-        # The front is killed, and the next one has b, which is kept, to load.
-        after = Service(tmp_path, first, monkeypatch, service.kept)
-        await after.rollouts.restore()
-        assert copies(tmp_path) == ["b"]
-        await service.rollouts.rollback()
-        assert service.rollouts.service.serving.trial == "b" and copies(tmp_path) == ["b"]
-        await service.rollouts.close()
-        assert copies(tmp_path) == []
-
-    asyncio.run(run())
+async def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, front):
+    left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
+    first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
+    versions = front(first)
+    assert left.name in copies(tmp_path)
+    await versions.restore()
+    assert copies(tmp_path) == ["a"]
+    await deploy(versions, winner(tmp_path, "b", 2.0))
+    assert copies(tmp_path) == ["a", "b"]
+    assert "checkpoints/" in versions.service.serving.what.checkpoint.path
+    await deploy(versions, winner(tmp_path, "c", 3.0), fails=True)
+    assert versions.service.last.state == "refused" and copies(tmp_path) == ["b"]
+    await deploy(versions, winner(tmp_path, "d", 3.0, goes_on=False))
+    assert versions.service.serving.trial == "d" and copies(tmp_path) == ["b"]
+    # The front is killed, and the next one has b, which is kept, to load.
+    after = front(first)
+    await after.restore()
+    assert copies(tmp_path) == ["b"]
+    await versions.rollback()
+    assert versions.service.serving.trial == "b" and copies(tmp_path) == ["b"]
+    await versions.close()
+    assert copies(tmp_path) == []
 
 
-def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
+async def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
     """This one lists what is in "run" as "/run/...", and others leave a "/" out."""
     storage = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory", skip_instance_cache=True)))
-
-    async def run():
-        path = tmp_path.name
-        left, served = (held(winner(tmp_path, name), path, storage) for name in ("left", "served"))
-        holding = HeldCheckpoints(path, served)
-        await holding.begin()
-        await holding.keep([served])
-        there = [storage.get_file_info(one.checkpoint.path).type for one in (left, served)]
-        assert there == [pyarrow.fs.FileType.NotFound, pyarrow.fs.FileType.Directory]
-
-    asyncio.run(run())
+    path = tmp_path.name
+    left, served = (held(winner(tmp_path, name), path, storage) for name in ("left", "served"))
+    holding = HeldCheckpoints(path, served)
+    await holding.begin()
+    await holding.keep([served])
+    there = [storage.get_file_info(one.checkpoint.path).type for one in (left, served)]
+    assert there == [pyarrow.fs.FileType.NotFound, pyarrow.fs.FileType.Directory]
 
 
-def test_services_of_one_run_leave_each_other_their_copies(tmp_path):
-    async def run():
-        _, mine = (held(winner(tmp_path, name), str(tmp_path / f"serving-{name}"), HERE) for name in "ab")
-        holding = HeldCheckpoints(str(tmp_path / "serving-b"), mine)
-        await holding.begin()
-        await holding.keep([])
-        assert (copies(tmp_path / "serving-a"), copies(tmp_path / "serving-b")) == (["a"], [])
-
-    asyncio.run(run())
+async def test_services_of_one_run_leave_each_other_their_copies(tmp_path):
+    _, mine = (held(winner(tmp_path, name), str(tmp_path / f"serving-{name}"), HERE) for name in "ab")
+    holding = HeldCheckpoints(str(tmp_path / "serving-b"), mine)
+    await holding.begin()
+    await holding.keep([])
+    assert (copies(tmp_path / "serving-a"), copies(tmp_path / "serving-b")) == (["a"], [])
 
 
-def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
-    async def run():
-        one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
-        holding = HeldCheckpoints(str(tmp_path), one)
-        await holding.begin()
-        folder = tmp_path / "checkpoints"
-        whole = folder.rename(tmp_path / "away")
-        folder.mkdir()
-        (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")
-        await holding.keep([])
-        assert "stays in" in caplog.text
-        shutil.rmtree(folder)
-        whole.rename(folder)
-        await holding.keep([])
-        assert copies(tmp_path) == []
-
-    asyncio.run(run())
+async def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
+    one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
+    holding = HeldCheckpoints(str(tmp_path), one)
+    await holding.begin()
+    folder = tmp_path / "checkpoints"
+    whole = folder.rename(tmp_path / "away")
+    folder.mkdir()
+    (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")
+    await holding.keep([])
+    assert "stays in" in caplog.text
+    shutil.rmtree(folder)
+    whole.rename(folder)
+    await holding.keep([])
+    assert copies(tmp_path) == []
 
 
 @pytest.mark.serve
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
-    run = str(tmp_path)
-
-    async def begin():
-        left, *models = [held(winner(tmp_path, name), run, HERE) for name in ("left", "a", "b", "c")]
-        assert left.name in copies(tmp_path)
-        service = Service(tmp_path, models[0], monkeypatch)
-        service.rollouts._setting.loading = Loading(b"", (), tuple(models))
-        if restarted:
-            service.kept = cloudpickle.dumps(service.rollouts.service)
-        await service.rollouts.restore()
-        assert copies(tmp_path) == ["a", "b", "c"]
-        await service.rollouts.close()
-        assert copies(tmp_path) == []
-
-    asyncio.run(begin())
+async def test_the_copies_of_all_models_of_a_service_stay(tmp_path, front, kept, restarted):
+    left, *models = [held(winner(tmp_path, name), str(tmp_path), HERE) for name in ("left", "a", "b", "c")]
+    assert left.name in copies(tmp_path)
+    versions = front(*models)
+    if restarted:
+        kept["front"] = cloudpickle.dumps(versions.service)
+    await versions.restore()
+    assert copies(tmp_path) == ["a", "b", "c"]
+    await versions.close()
+    assert copies(tmp_path) == []
 
 
 @pytest.mark.serve
-def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch):
+async def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch, front):
     """Seen: `serve --follow` deployed no other version."""
     gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
     shutil.rmtree(gone.checkpoint.path)
-
-    async def run():
-        service = Service(tmp_path, winner(tmp_path, "a", 0.90, goes_on=False), monkeypatch)
-
-        async def look(best):
-            monkeypatch.setattr(following, "winners", lambda *given, **named: [best])
-            await following.look(service.rollouts, str(tmp_path), Following(1.0, "score", "max"))
-
-        await service.has(device())
-        with pytest.raises(ServeError, match="is not there"):
-            await look(gone)
-        await look(there)
-        await settled()
-        assert service.rollouts.service.serving.what.value == 0.94
-
-    asyncio.run(run())
+    versions = front(winner(tmp_path, "a", 0.90, goes_on=False))
+    found = iter([[gone], [there]])
+    monkeypatch.setattr(following, "winners", lambda *given, **named: next(found))
+    has(versions, device())
+    with pytest.raises(ServeError, match="is not there"):
+        await following.look(versions, str(tmp_path), Following(1.0, "score", "max"))
+    await following.look(versions, str(tmp_path), Following(1.0, "score", "max"))
+    await settled()
+    assert versions.service.serving.what.value == 0.94

@@ -9,18 +9,22 @@ import math
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fluidtune.serving import intake as intakes
+from fluidtune.serving.answers import Said
+from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_body
+from fluidtune.serving.plain_input import PlainInput
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
+from tests.serve.driving import PATIENCE_S
 
 pytestmark = pytest.mark.serve
 
 NUMBERS = Form.of([[1.0], [1.0, 2.0]])
-#: Seconds. No test waits so long.
-PATIENCE_S = 100.0
 
 
 class Body:
@@ -44,17 +48,11 @@ class Body:
 
 
 def intake(slo=0.5):
-    from fluidtune.serving.intake import Intake
-
     return Intake(slo)
 
 
 async def read(one, body, form=NUMBERS, most=math.inf, within=PATIENCE_S, holds=None):
     """The input, or what is said instead."""
-    from fluidtune.serving.answers import Said
-    from fluidtune.serving.intake import Holding
-    from fluidtune.serving.plain_input import PlainInput
-
     try:
         holding = Holding(time.monotonic() + within)
         with one.one(holding):
@@ -82,8 +80,6 @@ def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, read
 
 
 def test_the_limit_follows_from_the_samples():
-    from fluidtune.serving.intake import largest_body
-
     assert largest_body([[1, 2], ["four"]]) == 1 << 20
     assert largest_body([["four" * 100_000], np.zeros(2)]) == 64 * len('[""]' + "four" * 100_000)
 
@@ -129,59 +125,45 @@ def test_a_half_body_is_refused_at_its_deadline_and_its_connection_ends():
     assert found.headers == {"Retry-After": "1", "Connection": "close"}
 
 
-def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
-    from fluidtune.serving import intake as intakes
-
+async def test_half_bodies_are_limited_and_leave_nothing_behind(monkeypatch):
     monkeypatch.setattr(intakes, "MOST_READ", 3)
-
-    async def run():
-        one = intake()
-        halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert (one.open, one.reading) == (3, 3)
-        refused = Body([b"[1]"])
-        found = await read(one, refused)
-        assert (found.code, found.headers["Retry-After"], refused.asked) == ("too_many_bodies", "1", 0)
-        for half in halves:
-            half.cancel()
-        await asyncio.gather(*halves, return_exceptions=True)
-        assert (one.open, one.reading, one.bytes) == (0, 0, 0)
-        assert await read(one, Body([b"[1]"])) == [1]
-
-    asyncio.run(run())
+    one = intake()
+    halves = [asyncio.ensure_future(read(one, Body([b"["], half=True))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (one.open, one.reading) == (3, 3)
+    refused = Body([b"[1]"])
+    found = await read(one, refused)
+    assert (found.code, found.headers["Retry-After"], refused.asked) == ("too_many_bodies", "1", 0)
+    for half in halves:
+        half.cancel()
+    await asyncio.gather(*halves, return_exceptions=True)
+    assert (one.open, one.reading, one.bytes) == (0, 0, 0)
+    assert await read(one, Body([b"[1]"])) == [1]
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
-    from fluidtune.serving import intake as intakes
-
+async def test_large_bodies_are_limited_by_bytes_until_they_are_answered_and_small_ones_are_not(monkeypatch, told):
     text = json.dumps([0.5] * 40_000).encode()
     monkeypatch.setattr(intakes, "MOST_BYTES", len(text) + 1)
 
     def large():
         return Body([text], **{"content_length": len(text)} if told else {})
 
-    async def run():
-        one, answered = intake(), asyncio.Event()
-        first = asyncio.ensure_future(read(one, large(), holds=answered))
-        while one.bytes < len(text):
-            await asyncio.sleep(0)
-        second = large()
-        found = await read(one, second)
-        assert (found.code, found.status, second.asked) == ("too_many_bytes", 503, 0 if told else 1)
-        assert await read(one, Body([b"[1]"])) == [1]
-        answered.set()
-        assert len(await first) == 40_000 and one.bytes == 0
-        assert len(await read(one, large())) == 40_000
-
-    asyncio.run(run())
+    one, answered = intake(), asyncio.Event()
+    first = asyncio.ensure_future(read(one, large(), holds=answered))
+    while one.bytes < len(text):
+        await asyncio.sleep(0)
+    second = large()
+    found = await read(one, second)
+    assert (found.code, found.status, second.asked) == ("too_many_bytes", 503, 0 if told else 1)
+    assert await read(one, Body([b"[1]"])) == [1]
+    answered.set()
+    assert len(await first) == 40_000 and one.bytes == 0
+    assert len(await read(one, large())) == 40_000
 
 
 def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_only_thread():
     """Seen: bodies whose deadline had passed were read in ten threads at once, and counted as no bytes."""
-    from fluidtune.serving.answers import Said
-    from fluidtune.serving.intake import Holding
-
     goes_on, began, text = threading.Event(), [], json.dumps([0.5] * 40_000).encode()
 
     def decode(body):
@@ -210,8 +192,6 @@ def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_onl
 
 def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_objects():
     """Such a collection holds the process for 100 ms."""
-    from fluidtune.serving.intake import collect_seldom
-
     text = json.dumps([[0.5, 1]] * 300_000).encode()
     rows, seen, before = Form.of([[[1.5, 2]], [[1, 2]] * 2]), [], gc.get_threshold()
 
@@ -233,12 +213,8 @@ def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_object
 
 def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatch):
     """On a clock that each part moves. Seen: a busy front took bodies of more than 64 KiB for slow ones."""
-    from types import SimpleNamespace
-
-    from fluidtune.serving import intake as module
-
     now = 0.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(intakes, "time", SimpleNamespace(monotonic=lambda: now))
 
     def waited(seconds):
         async def stream():
@@ -248,11 +224,11 @@ def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatc
                 yield b"1"
 
         async def main():
-            holding = module.Holding(0.0)
-            await module.Intake(1.0)._gather(SimpleNamespace(stream=stream), 10, holding)
+            holding = Holding(0.0)
+            await intakes.Intake(1.0)._gather(SimpleNamespace(stream=stream), 10, holding)
             return holding.waited
 
         return asyncio.run(main())
 
-    assert waited(0.9 * module.TURN_S) == 0.0
-    assert waited(1.0) == pytest.approx(10 * (1.0 - module.TURN_S))
+    assert waited(0.9 * intakes.TURN_S) == 0.0
+    assert waited(1.0) == pytest.approx(10 * (1.0 - intakes.TURN_S))

@@ -8,19 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.report import read_events
+from fluidtune.serving import lifetime
+from fluidtune.serving.intake import Holding
 
 pytestmark = pytest.mark.serve
 
 
 @pytest.mark.parametrize("where", ["forks", "restore", "first", "anew", "interrupted"])
-def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, caplog, where):
+async def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, caplog, where):
     """And a stop lets what runs be answered first.
 
     Seen: with a full /tmp, `serve start` waited for ever in the state "loading", with no word in any log.
     """
-    from fluidtune.serving import lifetime
-    from fluidtune.serving.intake import Holding
-
     told = asyncio.Event()
     failing, passed = {where, "first"} if where in ("anew", "interrupted") else {where}, []
 
@@ -70,17 +69,14 @@ def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_path, 
             await told.wait()
             await asyncio.sleep(0.1)  # its answer is on its way through the front
 
-    async def run():
-        life = lifetime.Lifetime(SimpleNamespace(folder=str(tmp_path / "serving"), **about))
-        while "first" not in passed:
-            await asyncio.sleep(0.001)
-        assert life.state == "loading" and not failing
-        life.server, asked = Devices(), asyncio.ensure_future(request(life))
-        await asyncio.sleep(0)
-        await life.stop()
-        assert life.stopping and asked.done() and life.state == "ended"
-
-    asyncio.run(run())
+    life = lifetime.Lifetime(SimpleNamespace(folder=str(tmp_path / "serving"), **about))
+    while "first" not in passed:
+        await asyncio.sleep(0.001)
+    assert life.state == "loading" and not failing
+    life.server, asked = Devices(), asyncio.ensure_future(request(life))
+    await asyncio.sleep(0)
+    await life.stop()
+    assert life.stopping and asked.done() and life.state == "ended"
     said = [one["reason"] for one in read_events(tmp_path / "serving" / "fluid_events.jsonl") if "reason" in one]
     assert said[-1] == repr(OSError(f"{where} fails")) and f"{where} fails" in caplog.text
     assert passed.count("forks") == 1

@@ -19,7 +19,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.replacement import Rates
 from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
-from tests.serve.driving import PATIENCE_S
+from tests.serve.driving import PATIENCE_S, reached
 from tests.serving.fake_ray import loading
 from tests.serving.stand_ins import FakeProcess
 
@@ -65,12 +65,8 @@ class Server:
 class Service:
     """Two devices, and their placement. broken: the names of models that do not load. most: of models on a device."""
 
-    def __init__(self, monkeypatch, memory=MEMORY, size=SIZE, kept=None, **rates):
-        monkeypatch.setattr(placed_devices, "LOOK_S", 0.01)
-        monkeypatch.setattr(placed_devices, "DOWN_S", 0.05)
-        self.kept = {} if kept is None else kept
-        store = {"kept": self.kept.get, "keep": self.kept.__setitem__, "forget": lambda name: self.kept.pop(name, None)}
-        monkeypatch.setattr(placed_devices, "kept_state", SimpleNamespace(own_name=lambda: "x", **store))
+    def __init__(self, memory=MEMORY, size=SIZE, **rates):
+        self.server = Server()
         self.devices, self.log, self.offered = {}, [], dict.fromkeys(rates, 0)
         self.broken, self.most = set(), 0
         models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
@@ -78,18 +74,24 @@ class Service:
         self.own = OwnDevices(2, {"CPU": 0.0})
         self.placed = PlacedDevices(setting, self.own, self.start, self.tell, lambda: self.offered)
 
+    async def begin(self):
+        """Load the models, and serve."""
+        first = await self.placed.first()
+        self.placed.serve(self.server, lambda: 1)
+        return first
+
     def start(self, number, group):
         def make(given, changed):
             name = given.trials[0].name
             process = Pretended(given, changed, None)
-            asyncio.get_running_loop().call_later(0.001, self.begin, name, process)
+            asyncio.get_running_loop().call_later(0.001, self.load, name, process)
             self.most = max(self.most, len(device.processes) + 1)
             return process
 
         device = self.devices[number] = Device(make)
         return device
 
-    def begin(self, name, process):
+    def load(self, name, process):
         """It has loaded its model, or cannot."""
         if not process.stopped:
             process.fails(broken(name)) if name in self.broken else process.loads()
@@ -108,10 +110,7 @@ class Service:
         return next((number, one.processes[name]) for number, one in self.devices.items() if name in one.models)
 
     async def until_settled(self):
-        end = time.monotonic() + PATIENCE_S
-        while self.placed.placement()["phase"] != "settled":
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await reached(lambda: self.placed.placement()["phase"] == "settled")
 
     async def rates(self, seconds=1e6, **rates):
         """These rates, for long enough."""
@@ -120,102 +119,99 @@ class Service:
         await self.until_settled()
 
 
-def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_than_two(monkeypatch):
-    async def run():
-        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
-        first = await service.placed.first()
-        assert sorted(service.stands()) == ["ab", "ac"]
-        assert first.samples == dict.fromkeys("abc", Samples([1], [1]))
-        server = Server()
-        service.placed.serve(server, lambda: 1)
-        await service.rates(a=1.0, b=1.0, c=MANY)
-        assert sorted(service.stands()) == ["ac", "bc"]
-        assert server.held == {number: device.models for number, device in service.devices.items()}
-        assert service.most == 2
-        assert [one["what"] for one in service.said("model_moved")][-2:] == ["unloaded", "loaded"]
-        (_, last) = service.said("models_placed")
-        assert "requests/s changed: a 75 to 1, b 1 to 1, c 1 to 75; placed anew" in last["reason"]
-        await service.placed.close()
-
-    asyncio.run(run())
+@pytest.fixture
+async def several(monkeypatch, kept):
+    """Makes services, and closes them. One whose front comes again has the same that is kept."""
+    monkeypatch.setattr(placed_devices, "LOOK_S", 0.01)
+    monkeypatch.setattr(placed_devices, "DOWN_S", 0.05)
+    made = []
+    yield lambda **given: made.append(Service(**given)) or made[-1]
+    for one in made:
+        await one.placed.close()
+    assert kept == {}
 
 
-@pytest.mark.parametrize("state", ["loading", "silent"])
-def test_a_process_that_is_lost_has_its_model_back_where_it_stood_and_the_others_answer(monkeypatch, state):
-    async def run():
-        service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
-        await service.placed.first()
-        server, before = Server(), service.stands()
-        service.placed.serve(server, lambda: 1)
-        number, process = service.where("b")
-        others = service.devices[number].models - {"b"}
-        service.log.clear()
-        process.state = state
-        process.changed()
-        assert server.held[number] == others, "the server knows at once"
-        await until(lambda: service.placed.placement()["phase"] == "moving")
-        assert service.placed.placement()["devices"][str(number)] == [*others]
-        process.loads()
-        assert server.held[number] == {*others, "b"}
-        await service.until_settled()
-        moved = [(one["what"], one["reason"]) for one in service.said("model_moved")]
-        assert service.stands() == before and moved == [("loaded", "it is back")] and not service.said("models_placed")
-        await service.placed.close()
-
-    asyncio.run(run())
+async def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_than_two(several):
+    service = several(a=MANY, b=1.0, c=1.0)
+    first = await service.begin()
+    assert sorted(service.stands()) == ["ab", "ac"]
+    assert first.samples == dict.fromkeys("abc", Samples([1], [1]))
+    await service.rates(a=1.0, b=1.0, c=MANY)
+    assert sorted(service.stands()) == ["ac", "bc"]
+    assert service.server.held == {number: device.models for number, device in service.devices.items()}
+    assert service.most == 2
+    assert [one["what"] for one in service.said("model_moved")][-2:] == ["unloaded", "loaded"]
+    (_, last) = service.said("models_placed")
+    assert "requests/s changed: a 75 to 1, b 1 to 1, c 1 to 75; placed anew" in last["reason"]
 
 
-def test_a_model_that_is_to_stay_after_all_gets_batches_again(monkeypatch):
+@pytest.mark.parametrize("becomes", ["loading", "silent", "broken"])
+async def test_a_process_that_is_lost_has_its_model_back_where_it_stood_if_that_loads_and_the_others_answer(
+    several, becomes
+):
+    """Seen: where the model did not load any more, no next process came up, and nothing said why."""
+    service = several(memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
+    await service.begin()
+    before, held, placement = service.stands(), service.server.held, service.placed.placement
+    number, process = service.where("b")
+    others = service.devices[number].models - {"b"}
+    service.log.clear()
+    process.state = "silent" if becomes == "silent" else "loading"
+    process.changed()
+    assert held[number] == others, "the server knows at once"
+    await reached(lambda: placement()["phase"] == "moving")
+    assert placement()["devices"][str(number)] == [*others]
+    process.fails(broken("b")) if becomes == "broken" else process.loads()
+    await reached(lambda: placement()["phase"] == "settled")
+    moved = [(one["what"], one["reason"]) for one in service.said("model_moved")]
+    if becomes == "broken":
+        assert (placement()["unavailable"], held[number]) == ({"b": broken("b")}, others)
+        assert placement()["why"].endswith(f"; b is not loaded: {broken('b')}") and ("failed", broken("b")) in moved
+    else:
+        assert held[number] == {*others, "b"} and service.stands() == before
+        assert moved == [("loaded", "it is back")] and not service.said("models_placed")
+
+
+async def test_a_model_that_is_to_stay_after_all_gets_batches_again(several, monkeypatch):
     """Seen: it was held on a device that gave it none."""
-
-    async def run():
-        service, server, leaves = Service(monkeypatch, a=1.0, b=1.0), Server(), [True]
-        found = [{0: frozenset("ab"), 1: frozenset("a")}, {0: frozenset("b"), 1: frozenset("a")}, {0: frozenset("ab")}]
-        monkeypatch.setattr(placed_devices, "replanned", lambda *given: (found.pop(0), 1.0))
-        await service.placed.first()
-        server.busy_with = lambda number, model: any(leaves)
-        service.placed.serve(server, lambda: 1)
-        for now in (0.0, 1e6):
-            service.placed._rate(Rates(now, {"a": 1.0, "b": MANY}, 10.0))
-        await until(lambda: service.stands()[0] == "b")
-        service.devices[1].processes["a"].dies()
-        await until(lambda: len(service.said("models_placed")) == 3)
-        leaves.clear()
-        await service.until_settled()
-        assert service.stands()[0] == "ab" and service.said("model_moved")[-1]["reason"] == "it is back"
-        await service.placed.close()
-
-    asyncio.run(run())
+    service, leaves = several(a=1.0, b=1.0), [True]
+    found = [{0: frozenset("ab"), 1: frozenset("a")}, {0: frozenset("b"), 1: frozenset("a")}, {0: frozenset("ab")}]
+    monkeypatch.setattr(placed_devices, "replanned", lambda *given: (found.pop(0), 1.0))
+    service.server.busy_with = lambda number, model: any(leaves)
+    await service.begin()
+    for now in (0.0, 1e6):
+        service.placed._rate(Rates(now, {"a": 1.0, "b": MANY}, 10.0))
+    await reached(lambda: service.stands()[0] == "b")
+    service.devices[1].processes["a"].dies()
+    await reached(lambda: len(service.said("models_placed")) == 3)
+    leaves.clear()
+    await service.until_settled()
+    assert service.stands()[0] == "ab" and service.said("model_moved")[-1]["reason"] == "it is back"
 
 
 @pytest.mark.parametrize(("size", "stands"), [(SIZE, "ac"), (0.5, "abc")])
-def test_a_device_that_is_down_is_replaced_by_the_other_as_far_as_the_models_fit_there(monkeypatch, size, stands):
-    async def run():
-        service = Service(monkeypatch, size=size, a=MANY, b=1.0, c=1.0)
-        await service.placed.first()
-        service.placed.serve(Server(), lambda: 1)
-        gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
-        service.log.clear()
-        lost = list(service.devices[gone].processes.values())
-        for process in lost:
-            process.dies()
-        await until(lambda: service.said("models_placed"))
-        await service.until_settled()
-        assert service.stands()[1 - gone] == stands
-        assert f"device {gone} has no process" in service.said("models_placed")[0]["reason"]
-        for process in lost:  # Seen: it was said to be back.
-            process.fails(broken(process.key))
-        await asyncio.sleep(0.1)
-        assert len(service.said("models_placed")) == 1
-        for process in lost:
-            process.loads()
-        await until(lambda: len(service.said("models_placed")) == 2)
-        await service.until_settled()
-        assert f"device {gone} is back" in service.said("models_placed")[-1]["reason"]
-        assert {model for models in service.stands() for model in models} == set("abc")
-        await service.placed.close()
-
-    asyncio.run(run())
+async def test_a_device_that_is_down_is_replaced_by_the_other_as_far_as_the_models_fit_there(several, size, stands):
+    service = several(size=size, a=MANY, b=1.0, c=1.0)
+    await service.begin()
+    gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
+    service.log.clear()
+    lost = list(service.devices[gone].processes.values())
+    for process in lost:
+        process.dies()
+    await reached(lambda: service.said("models_placed"))
+    await service.until_settled()
+    assert service.stands()[1 - gone] == stands
+    assert f"device {gone} has no process" in service.said("models_placed")[0]["reason"]
+    for process in lost:  # Seen: it was said to be back.
+        process.fails(broken(process.key))
+    await asyncio.sleep(0.1)
+    assert len(service.said("models_placed")) == 1
+    for process in lost:
+        process.loads()
+    await reached(lambda: len(service.said("models_placed")) == 2)
+    await service.until_settled()
+    assert f"device {gone} is back" in service.said("models_placed")[-1]["reason"]
+    assert {model for models in service.stands() for model in models} == set("abc")
 
 
 @pytest.mark.parametrize(
@@ -226,148 +222,83 @@ def test_a_device_that_is_down_is_replaced_by_the_other_as_far_as_the_models_fit
         (MEMORY, SIZE, "the devices cannot be had: TypeError"),
     ],
 )
-def test_what_goes_wrong_while_models_load_ends_the_start(monkeypatch, memory, size, said):
+async def test_what_goes_wrong_while_models_load_ends_the_start(several, memory, size, said):
     """Seven bytes are measured where none were given. Seen: devices that cannot be had went on for ever."""
-
-    async def run():
-        service = Service(monkeypatch, memory, size, a=1.0, b=1.0, c=1.0)
-        service.broken = {"b"} if "does not load" in said else set()
-        if "cannot be had" in said:
-            service.begin = lambda name, process: setattr(service.own, "poll", None)
-        with pytest.raises(ServeError, match=said):
-            await asyncio.wait_for(service.placed.first(), PATIENCE_S)
-        assert math.isfinite(service.placed.placement()["memory"])
-
-    asyncio.run(run())
+    service = several(memory=memory, size=size, a=1.0, b=1.0, c=1.0)
+    service.broken = {"b"} if "does not load" in said else set()
+    if "cannot be had" in said:
+        service.load = lambda name, process: setattr(service.own, "poll", None)
+    with pytest.raises(ServeError, match=said):
+        await asyncio.wait_for(service.placed.first(), PATIENCE_S)
+    assert math.isfinite(service.placed.placement()["memory"])
 
 
-def test_to_measure_batches_at_the_start_makes_no_later_search_wait(monkeypatch):
+async def test_to_measure_batches_at_the_start_makes_no_later_search_wait(several, monkeypatch):
     """Seen: rates had to differ for as long as it had taken to measure all models."""
-
     passed = []
     monkeypatch.setattr(placed_devices, "measure_profile", lambda *given: passed.append(1e3) or measure_profile(*given))
     monkeypatch.setattr(placed_devices, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
-
-    async def run():
-        service = Service(monkeypatch, a=1.0)
-        await service.placed.first()
-        service.placed.serve(Server(), lambda: 1)
-        await service.rates(500.0, a=MANY)
-        assert passed and len(service.said("models_placed")) == 2
-        await service.placed.close()
-
-    asyncio.run(run())
+    service = several(a=1.0)
+    await service.begin()
+    await service.rates(500.0, a=MANY)
+    assert passed and len(service.said("models_placed")) == 2
 
 
-def test_a_load_that_an_outage_interrupts_is_not_measured_and_the_model_comes_until_then(monkeypatch):
+async def test_a_load_that_an_outage_interrupts_is_not_measured_and_the_model_comes_until_then(several):
     """Seen: ten minutes without a process were ten minutes of a load, and `Retry-After` said so."""
-
-    async def run():
-        service = Service(monkeypatch, memory=2.0, **dict.fromkeys("abcde", 1.0))
-        await service.placed.first()
-        (name,) = set("abcde") - set().union(*service.stands())
-        service.placed.serve(Server(), lambda: 1)
-        service.begin = lambda name, process: None
-        service.placed.asks(name, 1)
-        await until(lambda: any(name in one.processes for one in service.devices.values()))
-        assert service.placed.comes(name)
-        device = next(one for one in service.devices.values() if name in one.processes)
-        service.where(*device.models)[1].dies()
-        await until(lambda: len(service.said("models_placed")) == 2)
-        service.log.clear()
-        for process in device.processes.values():
-            process.loads()
-        await until(lambda: service.said("model_moved"))
-        assert [one["reason"] for one in service.said("model_moved")[:2]] == ["it is back"] * 2
-        await service.placed.close()
-
-    asyncio.run(run())
+    service = several(memory=2.0, **dict.fromkeys("abcde", 1.0))
+    await service.begin()
+    (name,) = set("abcde") - set().union(*service.stands())
+    service.load = lambda name, process: None
+    service.placed.asks(name, 1)
+    await reached(lambda: any(name in one.processes for one in service.devices.values()))
+    assert service.placed.comes(name)
+    device = next(one for one in service.devices.values() if name in one.processes)
+    service.where(*device.models)[1].dies()
+    await reached(lambda: len(service.said("models_placed")) == 2)
+    service.log.clear()
+    for process in device.processes.values():
+        process.loads()
+    await reached(lambda: service.said("model_moved"))
+    assert [one["reason"] for one in service.said("model_moved")[:2]] == ["it is back"] * 2
 
 
-async def until(holds):
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
-
-
-def test_a_model_that_does_not_load_any_more_is_left_out_and_tried_again_after_a_while(monkeypatch):
-    """Two devices with room for two models each. Seen: no next process came up, and nothing said why."""
-
-    async def run():
-        service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
-        await service.placed.first()
-        server = Server()
-        service.placed.serve(server, lambda: 1)
-        number, process = service.where("b")
-        (other,) = service.devices[number].models - {"b"}
-        service.broken = {"b"}
-        process.dies()
-        process.fails(broken("b"))
-        await until(lambda: service.placed.unavailable)
-        await service.until_settled()
-        assert service.stands()[number] == other and server.held[number] == {other}
-        assert service.placed.placement()["unavailable"] == {"b": broken("b")}
-        assert service.placed.placement()["why"].endswith(f"; b is not loaded: {broken('b')}")
-        assert broken("b") in [one["reason"] for one in service.said("model_moved") if one["what"] == "failed"]
-        service.broken = set()
-        await service.rates(a=1.0, b=0.0, c=1.0, d=1.0)
-        assert service.placed.unavailable == {} and "b" in "".join(service.stands())
-        assert service.said("models_placed")[-1]["reason"].startswith("a device lacks b; placed anew")
-        await service.placed.close()
-
-    asyncio.run(run())
-
-
-def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that_failed(monkeypatch):
+async def test_a_model_without_room_comes_when_it_is_asked_and_again_after_a_load_that_failed(several):
     """Five models, and two devices with room for two each."""
-
-    async def run():
-        service = Service(monkeypatch, memory=2.0, **dict.fromkeys("abcde", 1.0))
-        first = await service.placed.first()
-        (name,) = set("abcde") - set().union(*service.stands())
-        assert set(first.profiles) == {name} and service.placed.comes(name)
-        service.placed.serve(Server(), lambda: 1)
-        service.broken = {name}
-        service.placed.asks(name, 1)
-        await until(lambda: service.placed.unavailable)
-        gone = [one["trial"] for one in service.said("model_moved") if "makes room" in one["reason"]][-1]
-        assert service.placed.comes(gone) and service.placed.comes_in(gone) > 0
-        service.placed.asks(gone, 1)
-        await until(lambda: set().union(*service.stands()) == set("abcde") - {name})
-        await service.until_settled()
-        service.broken = set()
-        await service.rates(**dict.fromkeys("abcde", 0.0))
-        assert not service.placed.unavailable
-        service.placed.asks(name, 1)
-        await until(lambda: service.placed.placement()["loads"][name])
-        assert service.most == 2 and service.placed.comes_in(name) is None
-        await service.placed.close()
-
-    asyncio.run(run())
+    service = several(memory=2.0, **dict.fromkeys("abcde", 1.0))
+    first = await service.begin()
+    (name,) = set("abcde") - set().union(*service.stands())
+    assert set(first.profiles) == {name} and service.placed.comes(name)
+    service.broken = {name}
+    service.placed.asks(name, 1)
+    await reached(lambda: service.placed.unavailable)
+    gone = [one["trial"] for one in service.said("model_moved") if "makes room" in one["reason"]][-1]
+    assert service.placed.comes(gone) and service.placed.comes_in(gone) > 0
+    service.placed.asks(gone, 1)
+    await reached(lambda: set().union(*service.stands()) == set("abcde") - {name})
+    await service.until_settled()
+    service.broken = set()
+    await service.rates(**dict.fromkeys("abcde", 0.0))
+    assert not service.placed.unavailable
+    service.placed.asks(name, 1)
+    await reached(lambda: service.placed.placement()["loads"][name])
+    assert service.most == 2 and service.placed.comes_in(name) is None
 
 
 @pytest.mark.parametrize("fail", ["b", "ab"])
-def test_a_front_that_is_restarted_serves_the_models_that_load_if_one_does(monkeypatch, fail):
+async def test_a_front_that_is_restarted_serves_the_models_that_load_if_one_does(several, kept, fail):
     """What it must know of the other one was kept. Seen: the front stayed `failed`."""
-
-    async def run(kept):
-        service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
-        await service.placed.first()
-        service.placed.serve(Server(), lambda: 1)
-        await until(lambda: kept)
-        service.placed._end_tasks()
-        service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
-        service.broken = {*fail}
-        if fail == "ab":
-            with pytest.raises(ServeError, match=r"the checkpoint of trial \w does not load"):
-                await service.placed.first()
-            return
+    service = several(a=1.0, b=1.0)
+    await service.begin()
+    await reached(lambda: kept)
+    service.placed._end_tasks()
+    service = several(a=1.0, b=1.0)
+    service.broken = {*fail}
+    if fail == "ab":
+        with pytest.raises(ServeError, match=r"the checkpoint of trial \w does not load"):
+            await service.placed.first()
+    else:
         first = await service.placed.first()
         assert set().union(*service.stands()) == {"a"} and first.profiles == {"b": "profile of b"}
         assert first.samples == dict.fromkeys("ab", Samples([1], [1]))
         assert service.placed.unavailable == {"b": broken("b")}
-        await service.placed.close()
-        assert kept == {}
-
-    asyncio.run(run({}))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-import json
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
-import ray
 from ray.tune import Checkpoint
 
 import fluidtune
@@ -28,6 +25,7 @@ from fluidtune.serving.running_services import find
 from fluidtune.serving.winners import Winner
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
+from tests.serving.asking import ask, command
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.faults]
 
@@ -75,46 +73,22 @@ def cluster(one_ray):
     assert_nothing_left()
 
 
-class Load:
-    """Asks the models at rates that can be changed. `answers`: by model, how often each status came."""
+@contextlib.contextmanager
+def asking(served, **rates):
+    """Ask the models at these rates meanwhile. It gives by model the answers, which are all there in the end."""
+    ends, answers = threading.Event(), {name: [] for name in rates}
+    with ThreadPoolExecutor(200) as pool:
 
-    def __init__(self, url):
-        self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
-        self.rates, self.answers, self.wrong = {}, {name: Counter() for name in "abc"}, []
-        self._ends, self._lock, self._open = threading.Event(), threading.Lock(), []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        def asks(name, rate):
+            while not ends.wait(1 / rate):
+                answers[name].append(pool.submit(ask, served, 7, name))
 
-    def _run(self):
-        due, last = dict.fromkeys("abc", 0.0), time.monotonic()
-        while not self._ends.wait(0.02):
-            now = time.monotonic()
-            for name, rate in self.rates.items():
-                due[name] += rate * (now - last)
-                while due[name] >= 1:
-                    due[name] -= 1
-                    self._open.append(threading.Thread(target=self.ask, args=(name,)))
-                    self._open[-1].start()
-            last = now
-
-    def ask(self, name):
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
-        connection.request("POST", f"/{name}", "7")
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        with self._lock:
-            self.answers[name][answer.status] += 1
-            if answer.status != 503 and (answer.status, json.loads(text)) != (200, f"{name}7"):
-                self.wrong.append((name, answer.status, text))
-
-    def end(self):
-        """No more; returns when all have their answer."""
-        self._ends.set()
-        self._thread.join()
-        for one in self._open:
-            one.join(PATIENCE_S)
-            assert not one.is_alive()
+        for name, rate in rates.items():
+            pool.submit(asks, name, rate)
+        try:
+            yield answers
+        finally:
+            ends.set()
 
 
 def held(served):
@@ -128,9 +102,7 @@ def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_p
     models = tables(tmp_path, a=MANY, b=FEW, c=FEW)
     with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", max_batch=2, port=free_ports(1)[0]) as served:
         assert (served.trials, held(served)) == (["a", "b", "c"], ["ab", "ac"])
-        load = Load(served.url)
-        try:
-            load.rates = {"a": FEW, "b": FEW, "c": MANY}
+        with asking(served, a=FEW, b=FEW, c=MANY) as answers:
             until(lambda: held(served) == ["ac", "bc"] and served.status()["placement"]["phase"] == "settled")
             assert "requests/s changed" in served.status()["placement"]["why"]
             before = served.status()["device_pids"]
@@ -139,23 +111,15 @@ def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_p
             until(lambda: len(served.status()["device_pids"]) == 4)
             until(lambda: served.status()["placement"]["phase"] == "settled")
             assert set(before[1:]) < set(served.status()["device_pids"]) and held(served) == ["ac", "bc"]
-        finally:
-            load.end()
-        assert not load.wrong and all(load.answers[name][200] for name in "abc")
         counted = {one["trial"]: sum(one["requests"].values()) for one in served.status()["trials"]}
-        assert counted == {name: counts.total() for name, counts in load.answers.items()}
+        assert counted == {name: len(found) for name, found in answers.items()}
+        for name, found in answers.items():
+            said = [one.result() for one in found]
+            assert (200, f"{name}7") in said
+            assert all(status == 503 or (status, value) == (200, f"{name}7") for status, value in said)
     events = read_events(tmp_path / "serving" / "fluid_events.jsonl")
     first, *later = [event for event in events if event["event"] == "models_placed"]
     assert first["reason"].startswith("the service starts") and later
-
-
-def post(port, path, value=7):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    connection.request("POST", path, json.dumps(value))
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
 
 
 def test_three_models_on_a_device_for_two_answer_all_though_a_load_fails_and_one_is_killed(
@@ -163,11 +127,10 @@ def test_three_models_on_a_device_for_two_answer_all_though_a_load_fails_and_one
 ):
     monkeypatch.chdir(tmp_path)
     models, codes = tables(tmp_path, a=FEW, b=FEW, c=FEW), Counter()
-    (port,) = free_ports(1)
-    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:1", max_batch=2, port=port) as served:
+    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:1", max_batch=2, port=free_ports(1)[0]) as served:
 
         def answers(name):
-            status, said = post(port, f"/{name}")
+            status, said = ask(served, 7, name)
             codes[said["code"] if status == 503 else status] += 1
             return (status, said) == (200, f"{name}7")
 
@@ -199,14 +162,6 @@ def test_three_models_on_a_device_for_two_answer_all_though_a_load_fails_and_one
     assert sum(count for (_, what), count in moved.items() if what == "failed") == 2
 
 
-def command(*given):
-    address = ray.get_runtime_context().gcs_address
-    words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_commands_and_what_is_asked_of_several_models(cluster, tmp_path):
     """No bytes are given, so they are measured; and no memory, so all models fit on the one device."""
     tables(tmp_path, a=FEW, b=FEW)
@@ -217,15 +172,16 @@ def test_the_commands_and_what_is_asked_of_several_models(cluster, tmp_path):
     (tmp_path / "models.toml").write_text("\n".join(lines))
     (port,) = free_ports(1)
     given = ("--models", str(tmp_path / "models.toml"), "--devices", "cpu:1", "--max-batch", "2", "--port", str(port))
-    said = command("start", *given)
+    _, said = command("start", *given)
     try:
+        served = SimpleNamespace(url=f"http://127.0.0.1:{port}/")
         assert f"models a, b: POST an input to http://127.0.0.1:{port}/MODEL" in said
-        status, answer = post(port, "/")
+        status, answer = ask(served, 7)
         assert (status, answer["error"]) == (404, "several models are served; POST /MODEL: a, b")
-        assert post(port, "/b") == (200, "b7")
+        assert ask(served, 7, "b") == (200, "b7")
         tensors = {"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [7]}]}
-        assert post(port, "/v2/models/a/infer", tensors)[1]["outputs"][0]["data"] == ["a7"]
-        said = command("status")
+        assert ask(served, tensors, "v2/models/a/infer")[1]["outputs"][0]["data"] == ["a7"]
+        _, said = command("status")
         assert "device 0: a, b" in said and "SLO 4000 ms" in said and "SLO 9000 ms" in said
         other = Winner("x", Checkpoint.from_directory(str(tmp_path / "a")), {}, None)
         with pytest.raises(FluidTuneError, match=r"has several models, and versions .*; start it without --models"):
@@ -240,7 +196,6 @@ def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(c
     names = "abcd"
     models = tables(tmp_path, **dict.fromkeys(names, FEW))
     with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", max_batch=2, port=free_ports(1)[0]) as served:
-        port = urlsplit(served.url).port
         started = read_events(tmp_path / "serving" / "fluid_events.jsonl")
         pids = {one["worker"].split("-")[2]: one["pid"] for one in started if one["event"] == "worker_started"}
         (tmp_path / "b" / "more").write_text("x")
@@ -256,7 +211,7 @@ def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(c
 
         def answered():
             try:
-                return all(post(port, f"/{name}") == (200, f"{name}7") for name in others)
+                return all(ask(served, 7, name) == (200, f"{name}7") for name in others)
             except OSError:
                 return False
 
@@ -265,7 +220,7 @@ def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(c
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
             until(as_it_is_to_be)
-            status, answer = post(port, "/b")
+            status, answer = ask(served, 7, "b")
             assert (status, answer["code"]) == (503, "no_model_process")
             assert answer["reason"].startswith("model b is not loaded: the files of model b have changed since it was")
             placement = served.status()["placement"]

@@ -46,92 +46,89 @@ def kind(request):
 
 
 @pytest.fixture
-def in_life(monkeypatch, kind):
-    """Runs a test in an event loop with a process that is ready: it gets that, its Ray, and what is told."""
+async def begin(monkeypatch, kind):
+    """Begins a process, which loads: it gives that, its Ray, and what is told."""
+    ray, told, begun = FakeRay(monkeypatch), [], []
 
-    def start(test, forks=None, ready=True):
-        async def main():
-            ray, told = FakeRay(monkeypatch), []
-            one = kind.make(ray, lambda event, **fields: told.append((event, fields["worker"])), lambda: None, forks)
-            if ready:
-                ray.say("ready", kind.ready(7))
-                await one.loaded()
-            try:
-                await test(one, ray, told)
-            finally:
-                one.stop()
-            await until(lambda: not ray.alive)
+    def begins(forks=None):
+        begun.append(
+            kind.make(ray, lambda event, **fields: told.append((event, fields["worker"])), lambda: None, forks)
+        )
+        return begun[0], ray, told
 
-        asyncio.run(main())
+    yield begins
+    begun[0].stop()
+    await until(lambda: not ray.alive)
 
-    return start
+
+@pytest.fixture
+async def life(begin, kind):
+    """A process that is ready, its Ray, and what is told."""
+    one, ray, told = begin()
+    ray.say("ready", kind.ready(7))
+    await one.loaded()
+    return one, ray, told
 
 
 STARTED, LOST = ("worker_started", "models-1-t-1"), ("worker_lost", "models-1-t-1")
 
 
 @pytest.mark.parametrize("how", ["a batch ends it", "a batch hangs", "idle it dies", "idle it hangs"])
-def test_a_process_that_is_gone_is_told_killed_and_replaced_and_is_back(in_life, kind, how):
-    async def test(one, ray, told):
-        assert (one.samples, one.pids[0], len(ray.alive)) == (SAMPLES, 7, kind.actors)
-        before = list(ray.alive)
-        if how.startswith("a batch"):
-            ray.say("run", RayActorError() if "ends" in how else GetTimeoutError())
-            with pytest.raises(DeviceLost) as lost:
-                await one.run([1])
-            assert not await asyncio.wait_for(lost.value.back(), PATIENCE_S)
-        else:
-            ray.say("alive", RayActorError() if "dies" in how else GetTimeoutError())
-            if "hangs" in how:
-                ray.say("alive", GetTimeoutError())
-            await one.check()
-            await until(lambda: one.state == "loading")
-        assert (one.pids, told, len(ray.alive)) == ([], [STARTED, LOST], kind.actors)
-        assert not set(before) & set(ray.alive)
-        with pytest.raises(DeviceLost, match="no process with model t is ready"):
+async def test_a_process_that_is_gone_is_told_killed_and_replaced_and_is_back(life, kind, how):
+    one, ray, told = life
+    assert (one.samples, one.pids[0], len(ray.alive)) == (SAMPLES, 7, kind.actors)
+    before = list(ray.alive)
+    if how.startswith("a batch"):
+        ray.say("run", RayActorError() if "ends" in how else GetTimeoutError())
+        with pytest.raises(DeviceLost) as lost:
             await one.run([1])
-        ray.say("ready", kind.ready(8))
-        await one.loaded()
-        assert (one.pids[0], told[2:]) == (8, [("worker_started", "models-1-t-2")])
-        ray.say("run", kind.batch(2))
-        assert await one.run([1]) == ([(200, "2")], kind.waited)
-
-    in_life(test)
-
-
-def test_an_idle_process_that_does_not_answer_gets_no_batch_until_it_does(in_life):
-    async def test(one, ray, told):
-        ray.say("alive", GetTimeoutError())
-        assert not await one.answers()
-        with pytest.raises(DeviceLost):
-            await one.run([1])
-        ray.say("alive", None)
-        await one.loaded()
-        assert (one.pids[0], told) == (7, [STARTED])
-
-    in_life(test)
+        assert not await asyncio.wait_for(lost.value.back(), PATIENCE_S)
+    else:
+        ray.say("alive", RayActorError() if "dies" in how else GetTimeoutError())
+        if "hangs" in how:
+            ray.say("alive", GetTimeoutError())
+        await one.check()
+        await until(lambda: one.state == "loading")
+    assert (one.pids, told, len(ray.alive)) == ([], [STARTED, LOST], kind.actors)
+    assert not set(before) & set(ray.alive)
+    with pytest.raises(DeviceLost, match="no process with model t is ready"):
+        await one.run([1])
+    ray.say("ready", kind.ready(8))
+    await one.loaded()
+    assert (one.pids[0], told[2:]) == (8, [("worker_started", "models-1-t-2")])
+    ray.say("run", kind.batch(2))
+    assert await one.run([1]) == ([(200, "2")], kind.waited)
 
 
-def test_a_process_that_runs_a_batch_is_asked_after_it(in_life, kind):
-    async def test(one, ray, told):
-        one._batches = asyncio.Semaphore(1)
-        ends = asyncio.get_running_loop().create_future()
-        ray.say("run", ends)
-        running = asyncio.ensure_future(one.run([1]))
+async def test_an_idle_process_that_does_not_answer_gets_no_batch_until_it_does(life):
+    one, ray, told = life
+    ray.say("alive", GetTimeoutError())
+    assert not await one.answers()
+    with pytest.raises(DeviceLost):
+        await one.run([1])
+    ray.say("alive", None)
+    await one.loaded()
+    assert (one.pids[0], told) == (7, [STARTED])
+
+
+async def test_a_process_that_runs_a_batch_is_asked_after_it(life, kind):
+    one, ray, _ = life
+    one._batches = asyncio.Semaphore(1)
+    ends = asyncio.get_running_loop().create_future()
+    ray.say("run", ends)
+    running = asyncio.ensure_future(one.run([1]))
+    await asyncio.sleep(0)
+    if kind.actors == 1:
+        await one.check()
+        asked = asyncio.ensure_future(one.answers())
         await asyncio.sleep(0)
-        if kind.actors == 1:
-            await one.check()
-            asked = asyncio.ensure_future(one.answers())
-            await asyncio.sleep(0)
-            assert "alive" not in [call[1] for call in ray.asked]
-            ray.say("alive", None)
-            ends.set_result(kind.batch(2))
-            assert await asked
-        else:
-            ends.set_result(kind.batch(2))
-        await running
-
-    in_life(test)
+        assert "alive" not in [call[1] for call in ray.asked]
+        ray.say("alive", None)
+        ends.set_result(kind.batch(2))
+        assert await asked
+    else:
+        ends.set_result(kind.batch(2))
+    await running
 
 
 @pytest.mark.parametrize(
@@ -142,59 +139,52 @@ def test_a_process_that_runs_a_batch_is_asked_after_it(in_life, kind):
         (GetTimeoutError(), "no process has loaded model t within 600 s; is there a free device, and does load end"),
     ],
 )
-def test_why_a_process_does_not_load_is_told_once_and_the_next_one_is_tried(in_life, kind, answer, said):
+async def test_why_a_process_does_not_load_is_told_once_and_the_next_one_is_tried(begin, kind, answer, said):
     """Seen: each next process ended, and nothing said why."""
-
-    async def test(one, ray, told):
-        for _ in range(2):
-            ray.say("ready", answer)
-            with pytest.raises(ServeError, match=said):
-                await one.loaded()
-        await until(lambda: len([call for call in ray.asked if call[1] == "ready"]) == 3)
-        assert told == [LOST] and len(ray.alive) == kind.actors
-        ray.say("ready", kind.ready(7))
-        await until(lambda: one.state == "ready")
-        assert (one.trouble, told[1]) == ("", ("worker_started", "models-1-t-3"))
-
-    in_life(test, ready=False)
+    one, ray, told = begin()
+    for _ in range(2):
+        ray.say("ready", answer)
+        with pytest.raises(ServeError, match=said):
+            await one.loaded()
+    await until(lambda: len([call for call in ray.asked if call[1] == "ready"]) == 3)
+    assert told == [LOST] and len(ray.alive) == kind.actors
+    ray.say("ready", kind.ready(7))
+    await until(lambda: one.state == "ready")
+    assert (one.trouble, told[1]) == ("", ("worker_started", "models-1-t-3"))
 
 
 @pytest.mark.parametrize("what", ["run", "alive"])
-def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(in_life, kind, what):
+async def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(life, kind, what):
     """Seen: a process that had just been started was killed because of what its predecessor had been asked."""
-
-    async def test(one, ray, told):
-        late = asyncio.get_running_loop().create_future()
-        ray.say(what, late)
-        asked = asyncio.ensure_future(one.run([1]) if what == "run" else one.answers())
-        await asyncio.sleep(0)
-        one._lose("another batch has ended it", one._processes)
-        ray.say("ready", kind.ready(8))
-        await one.loaded()
-        late.set_exception(RayActorError())
-        await asyncio.wait([asked])
-        assert (one.pids[0], len(told)) == (8, 3)
-
-    in_life(test)
+    one, ray, told = life
+    late = asyncio.get_running_loop().create_future()
+    ray.say(what, late)
+    asked = asyncio.ensure_future(one.run([1]) if what == "run" else one.answers())
+    await asyncio.sleep(0)
+    one._lose("another batch has ended it", one._processes)
+    ray.say("ready", kind.ready(8))
+    await one.loaded()
+    late.set_exception(RayActorError())
+    await asyncio.gather(asked, return_exceptions=True)
+    assert (one.pids[0], len(told)) == (8, 3)
 
 
 @pytest.mark.parametrize("what", ["run", "measure", "ready"])
-def test_what_must_be_in_a_plain_process_gets_one(in_life, kind, what):
+async def test_what_must_be_in_a_plain_process_gets_one(begin, kind, what):
     """Else a size that is measured would be taken to be too large. Seen: `serve start --models` never came up."""
     off = []
-
-    async def test(one, ray, told):
-        if what == "ready":
-            ray.say("ready", PLAIN)
-        else:
-            ray.say(what, PLAIN)
-            with pytest.raises(DeviceLost, match="reads X"):
-                await getattr(one, what)([1])
-        ray.say("ready", kind.ready(8))
+    one, ray, _ = begin(SimpleNamespace(turn_off=off.append, runtime_env=lambda: {}))
+    if what == "ready":
+        ray.say("ready", PLAIN)
+    else:
+        ray.say("ready", kind.ready(7))
         await one.loaded()
-        assert (one.pids[0], off, len(ray.alive)) == (8, ["reads X"], kind.actors)
-
-    in_life(test, SimpleNamespace(turn_off=off.append, runtime_env=lambda: {}), ready=what != "ready")
+        ray.say(what, PLAIN)
+        with pytest.raises(DeviceLost, match="reads X"):
+            await getattr(one, what)([1])
+    ray.say("ready", kind.ready(8))
+    await one.loaded()
+    assert (one.pids[0], off, len(ray.alive)) == (8, ["reads X"], kind.actors)
 
 
 EVENTS = st.sampled_from(["loads", "fails", "dies", "batch dies", "hangs", "answers"])
@@ -236,18 +226,15 @@ def test_whatever_dies_there_is_one_process_and_it_is_ready_in_the_end(kind, eve
         asyncio.run(play(monkeypatch))
 
 
-def test_a_group_is_cut_as_before(monkeypatch):
-    async def main():
-        ray, kind = FakeRay(monkeypatch), Staged()
-        one = kind.make(ray, lambda event, **fields: None, lambda: None)
-        ray.say("ready", kind.ready(7))
-        await one.loaded()
-        ray.say("run", RayActorError())
-        with pytest.raises(DeviceLost):
-            await one.run([1])
-        ray.say("ready", kind.ready(9))
-        await one.loaded()
-        assert (one.pids, ray.asked[-1][2][2].stages) == ([9, 10], STAGES)
-        one.stop()
-
-    asyncio.run(main())
+async def test_a_group_is_cut_as_before(monkeypatch):
+    ray, kind = FakeRay(monkeypatch), Staged()
+    one = kind.make(ray, lambda event, **fields: None, lambda: None)
+    ray.say("ready", kind.ready(7))
+    await one.loaded()
+    ray.say("run", RayActorError())
+    with pytest.raises(DeviceLost):
+        await one.run([1])
+    ray.say("ready", kind.ready(9))
+    await one.loaded()
+    assert (one.pids, ray.asked[-1][2][2].stages) == ([9, 10], STAGES)
+    one.stop()

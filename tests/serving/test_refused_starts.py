@@ -6,8 +6,10 @@ import socket
 
 import pytest
 
+import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
+from fluidtune.serving.running_services import known
 from fluidtune.serving.winners import winners
 from tests.serving.runs import load
 
@@ -18,9 +20,6 @@ SLO_S = 200.0
 
 
 def test_an_slo_that_is_too_short_is_refused_and_nothing_is_left(finished):
-    import fluidtune
-    from fluidtune.serving.running_services import known
-
     with pytest.raises(FluidTuneError, match=r"has an SLO of 1e-06 s, but a batch of 1 takes .* s and the network .*"):
         fluidtune.serve(finished, load, 1e-6, port=free_ports(1)[0])
     assert not known()
@@ -48,15 +47,11 @@ def test_a_directory_that_is_no_run(tmp_path):
 
 
 def test_a_host_that_other_machines_reach_may_go_without_a_token(finished):
-    import fluidtune
-
     with pytest.raises(FluidTuneError, match="has an SLO of 1e-06 s"):
         fluidtune.serve(finished, load, 1e-6, host="0.0.0.0", no_token=True, port=free_ports(1)[0])
 
 
 def test_a_port_that_is_taken(finished):
-    import fluidtune
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FluidTuneError, match=f"port {port} of 127.0.0.1 is taken; give another port"):

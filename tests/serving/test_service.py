@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
-from urllib.parse import urlsplit
 
 import pytest
-import ray
 
+import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
 from fluidtune.serving import capacity
 from tests.serve.driving import until
+from tests.serving.asking import ask, command
 from tests.serving.runs import FAILS, KILLS, load
 
 pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.serve]
 
-#: Seconds: of the SLO, and until a test gives up.
-SLO_S, PATIENCE_S = 200.0, 250.0
+#: Seconds.
+SLO_S = 200.0
 
 
 @pytest.fixture(scope="module")
 def served(finished):
-    import fluidtune
-
     with fluidtune.serve(finished, load, SLO_S, top=2, starts="eager", port=free_ports(1)[0]) as served:
         yield served
     assert logged(finished)[-1]["event"] == "serving_ended"
@@ -37,16 +32,6 @@ def served(finished):
 
 def logged(finished):
     return read_events(finished / "serving" / "fluid_events.jsonl")
-
-
-def ask(served, body, path="", method="POST"):
-    url = urlsplit(served.url)
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)
-    connection.request(method, "/" + path, body if isinstance(body, str) else json.dumps(body))
-    answer = connection.getresponse()
-    said = answer.read()
-    connection.close()
-    return answer.status, json.loads(said)
 
 
 def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
@@ -126,13 +111,9 @@ def test_an_input_that_ends_processes_is_refused(served):
 
 def test_two_users_have_a_service_each_of_the_same_run(served, finished):
     """Seen: there was one service a cluster, which anybody could stop."""
-    import fluidtune
 
     def bert(*given):
-        address = ray.get_runtime_context().gcs_address
-        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, "--user", "bert", *given]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
-        return done.stdout or done.stderr
+        return command("--user", "bert", *given)[1]
 
     with pytest.raises(FluidTuneError, match=r"has a service 'factors' already, of user .*; give another name"):
         fluidtune.serve(finished, load, SLO_S, user="bert")

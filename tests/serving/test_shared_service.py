@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,11 +15,12 @@ from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from tests.faults.serving import Clients, until
 from tests.serving import runs
+from tests.serving.asking import ask
 from tests.serving.runs import load
-from tests.serving.test_service import ask
 from themis_bridge import JobInfo
 from themis_bridge.fairness import kinds_of
 from themis_bridge.messages import Report
+from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
@@ -31,8 +33,6 @@ APP = "factors-served"
 @pytest.fixture(scope="module")
 def served(finished):
     """A service with one of two CPUs, under leases that are long beside the tests."""
-    from themis_bridge.shell import control
-
     control.start("CPU", lease_s=300.0, notice_s=4.0, pace_s=0.5, patience_s=FORGETS_S)
     try:
         with fluidtune.serve(finished, load, SLO_S, arbiter="auto", port=free_ports(1)[0]) as served:
@@ -56,8 +56,6 @@ def logged(finished):
 
 def held(app):
     """How many leases an app holds by the arbiter's word."""
-    from themis_bridge.shell import control
-
     return len(control.status()["apps"].get(app, {"leases": ()})["leases"])
 
 
@@ -95,20 +93,25 @@ class Greedy:
         return Report((kinds_of([JobInfo(1, 1e4)] * 2),), peak=2)
 
 
-def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
-    from themis_bridge.shell import control
-
-    until(lambda: clients.became["answered"] > 0, "an answer")
+@contextlib.contextmanager
+def other_job():
+    """Another job has both CPUs meanwhile, which are its reserve."""
     control.change(None, {"reserves": {"other": 2}})
     other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
     try:
         until(lambda: held("other") == 2, "a job that has its reserve")
+        yield
+    finally:
+        other.close()
+
+
+def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
+    until(lambda: clients.became["answered"] > 0, "an answer")
+    with other_job():
         until(lambda: clients.became["refused"] > 0, "a request that is refused")
         status, said = ask(served, 5)
         assert (status, said["reason"]) == (503, "the service has no device now: waiting for a lease of a CPU")
         assert served.status()["state"] == "waiting for a lease of a CPU"
-    finally:
-        other.close()
     before = clients.became["answered"]
     until(lambda: clients.became["answered"] > before, "an answer from the next lease")
     became = clients.end()
@@ -118,19 +121,13 @@ def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(
 
 
 def test_a_version_stands_on_the_same_leases_and_comes_along_to_the_next_one(served, finished):
-    from themis_bridge.shell import control
-
     other = next(trial for trial, factor in runs.factors(finished).items() if factor == 2)
     until(lambda: held(APP) and served.status()["device_pids"], "a device")
     deployed = served.deploy(finished, other)
     assert (deployed["state"], ask(served, 5), held(APP)) == ("serving", (200, 10), 1)
     pids = served.status()["device_pids"]
-    control.change(None, {"reserves": {"other": 2}})
-    other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
-    try:
-        until(lambda: held("other") == 2, "a job that has its reserve")
-    finally:
-        other.close()
+    with other_job():
+        pass
     until(lambda: len(served.status()["device_pids"]) == 2, "both versions on the next lease")
     assert not set(pids) & set(served.status()["device_pids"])
     until(lambda: ask(served, 5) == (200, 10), "an answer of the version that serves")

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import until
 from tests.serving import layered
-from tests.serving.test_service import ask
+from tests.serving.asking import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
 
@@ -33,8 +34,6 @@ def run(one_ray, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(run):
-    import fluidtune
-
     with fluidtune.serve(run, layered.load_guarded, SLO_S, stages=2, port=free_ports(1)[0], max_batch=4) as served:
         yield served
 

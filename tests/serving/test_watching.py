@@ -18,12 +18,7 @@ from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
 
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
+MODELS = {name: (Profile.from_seconds([0.01]), 0.1) for name in "ab"}
 
 
 class Published:
@@ -41,7 +36,7 @@ class Advice(Autoscaler):
     """Wants three devices after the first sample, and keeps the samples."""
 
     def __init__(self):
-        super().__init__({"a": (Profile.from_seconds([0.01]), 0.1), "b": (Profile.from_seconds([0.01]), 0.1)})
+        super().__init__(MODELS)
         self.samples = []
 
     def add(self, sample):
@@ -49,12 +44,34 @@ class Advice(Autoscaler):
         return 3 if len(self.samples) == 1 else sample.gpus
 
 
+class Watched:
+    """What the front counts of models a and b on two devices. kept: how often their times were found to be kept."""
+
+    def __init__(self, directory):
+        self.now, self.devices, self.kept = 1000.0, 2, 0
+        self.published, self.advice, self.log = Published(), Advice(), ServingLog(directory)
+        self.books = Books(["a", "b"], lambda: self.now)
+        self.watch = Watch(self.books, self.log, self.published, lambda: self.devices, self.advice, self.keep)
+
+    def keep(self):
+        self.kept += 1
+
+    def look(self, seconds=1.0):
+        self.now += seconds
+        self.watch.look()
+
+    def events(self, name):
+        return [event for event in read_events(self.log.directory / "fluid_events.jsonl") if event["event"] == name]
+
+
 @pytest.fixture
 def watched(tmp_path):
-    clock, advice, published = Clock(), Advice(), Published()
-    books = Books(["a", "b"], clock)
-    log = ServingLog(tmp_path / "serving")
-    return clock, books, Watch(books, log, published, lambda: 2, advice, lambda: None), published, advice, log
+    return Watched(tmp_path / "serving")
+
+
+@pytest.fixture
+def books(watched):
+    return watched.books
 
 
 @pytest.mark.parametrize(
@@ -73,93 +90,76 @@ def watched(tmp_path):
         ({}, {}, False),
     ],
 )
-def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(tmp_path, counts, hurried, calm):
+def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(watched, books, counts, hurried, calm):
     """One that was hurried by its client is no sign of load. Seen: `serve plan` kept the times of the start."""
-    clock, told = Clock(), []
-    books = Books(["a"], clock)
-    watch = Watch(books, ServingLog(tmp_path / "serving"), Published(), lambda: 2, Advice(), lambda: told.append(True))
     for what, count in counts.items():
         books.count("a", what, count - hurried.get(what, 0))
         books.count("a", what, hurried.get(what, 0), hurried=True)
     for _ in range(LOOKS):
-        clock.now += 1.0
-        watch.look()
-    assert told == [True] * calm
+        watched.look()
+    assert watched.kept == calm
 
 
-def test_gauges_have_what_happened_since_the_last_look(watched):
-    clock, books, watch, published, _, _ = watched
+def test_gauges_have_what_happened_since_the_last_look(watched, books):
     for _ in range(3):
         books.count("a", "answered")
-    books.batch(BatchSeen(0, "a", 3, clock.now, 0.25, 0.6))
-    clock.now += 2.0
-    watch.look()
+    books.batch(BatchSeen(0, "a", 3, watched.now, 0.25, 0.6))
+    watched.look(2.0)
     books.count("a", "answered")
     books.count("b", "refused: late")
-    clock.now += 1.0
-    watch.look()
-    first, second = published.spans
+    watched.look()
+    first, second = watched.published.spans
     assert (first.seconds, first.requests["a"]["answered"], dict(first.batches["a"])) == (2.0, 3, {3: 1})
     assert (first.waited["a"], first.busy) == (0.6, 0.25)
     assert (second.requests["a"]["answered"], second.requests["b"]["refused: late"], second.busy) == (1, 1, 0.0)
 
 
-def test_each_line_of_the_log_counts_everything_once(watched, tmp_path):
-    clock, books, watch, published, advice, log = watched
+def test_each_line_of_the_log_counts_everything_once(watched, books):
     for number in range(2 * LOOKS + 3):
         books.count("a", "answered")
         books.count("b", "failed" if number % 2 else "refused: late")
-        books.batch(BatchSeen(1, "a", 1, clock.now, 0.5, 0.125))
-        clock.now += 1.0
-        watch.look()
-    watch.stop()
-    watch.look()
-    events = read_events(log.directory / "fluid_events.jsonl")
-    served = [event for event in events if event["event"] == "served"]
+        books.batch(BatchSeen(1, "a", 1, watched.now, 0.5, 0.125))
+        watched.look()
+    watched.watch.stop()
+    watched.watch.look()
+    served = watched.events("served")
     assert [event["seconds"] for event in served] == [LOOKS, LOOKS, 3]
     assert sum(event["requests"]["a"]["answered"] for event in served) == 2 * LOOKS + 3
     assert sum(event["batches"]["a"]["1"] for event in served) == 2 * LOOKS + 3
     # What a model fails with says nothing about the number of devices.
-    assert advice.samples[0].offered == {"a": LOOKS, "b": LOOKS / 2}
-    assert [event["wanted"] for event in events if event["event"] == "devices_wanted"] == [3, 2]
-    assert set(published.wanted[LOOKS : 2 * LOOKS - 1]) == {3}
+    assert watched.advice.samples[0].offered == {"a": LOOKS, "b": LOOKS / 2}
+    assert [event["wanted"] for event in watched.events("devices_wanted")] == [3, 2]
+    assert set(watched.published.wanted[LOOKS : 2 * LOOKS - 1]) == {3}
 
 
-def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(tmp_path):
-    clock, advice, there = Clock(), Advice(), [2]
-    books, log = Books(["a"], clock), ServingLog(tmp_path / "serving")
-    watch = Watch(books, log, Published(), lambda: there[0], advice, lambda: None)
+def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(watched, books):
     seen = []
-    for devices in (2, 3, 3, 0, 0):
-        there[0] = devices
+    for watched.devices in (2, 3, 3, 0, 0):
         for _ in range(LOOKS):
             books.count("a", "refused: no_lease")
-            clock.now += 1.0
-            watch.look()
-        seen.append(watch.wanted)
+            watched.look()
+        seen.append(watched.watch.wanted)
     # What was seen while the number changed is no sample. None of the others but the first wants another number.
     assert seen == [3, 3, 3, 3, 1]
-    assert [one.gpus for one in advice.samples] == [2, 3, 0]
-    assert advice.samples[0].offered == {"a": LOOKS} and advice.samples[0].good == 0
-    served = [event for event in read_events(log.directory / "fluid_events.jsonl") if event["event"] == "served"]
-    assert [event["devices"] for event in served] == [2, 3, 3, 0, 0]
-    log.close()
+    samples = watched.advice.samples
+    assert [one.gpus for one in samples] == [2, 3, 0]
+    assert samples[0].offered == {"a": LOOKS, "b": 0} and samples[0].good == 0
+    assert [event["devices"] for event in watched.events("served")] == [2, 3, 3, 0, 0]
 
 
 @pytest.mark.parametrize("what", ["late", "late_on_arrival", "queue_full", "makes_way", "gpu_lost"])
-def test_what_clients_want_sooner_than_the_slo_is_no_load(what):
-    clock = Clock()
-    books, before = Books(["a"], clock), Books(["a"], clock).total()
+def test_what_clients_want_sooner_than_the_slo_is_no_load(watched, books, what):
+    before = books.total()
     for _ in range(100):
         books.answered("a", 0.05)
         books.count("a", f"refused: {what}", 2, hurried=True)
-    clock.now += 10.0
+    watched.now += 10.0
     seen = sample(books.total().since(before), 4)
-    assert (seen.offered, seen.good) == ({"a": 100}, 100)
-    assert Autoscaler({"a": (Profile.from_seconds([0.01]), 0.1)}).add(seen) == 4
+    assert (seen.offered, seen.good) == ({"a": 100, "b": 0}, 100)
+    assert Autoscaler(MODELS).add(seen) == 4
     books.count("a", "refused: late", 30)
     books.count("a", "refused: no_lease", 20, hurried=True)
-    assert sample(books.total().since(before), 4).offered == {"a": 150}
+    assert sample(books.total().since(before), 4).offered == {"a": 150, "b": 0}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,8 @@ def test_what_clients_want_sooner_than_the_slo_is_no_load(what):
     ],
 )
 @pytest.mark.serve
-def test_models_are_placed_for_what_devices_could_answer(what, hurried, counts):
+def test_models_are_placed_for_what_devices_could_answer(books, what, hurried, counts):
     """Seen: models were placed anew because of bodies that are no input."""
-    books = Books(["a", "b"])
     books.count("a", "answered", 2)
     books.count("a", what, 3, hurried)
     assert demand(books.total()) == {"a": 5 if counts else 2, "b": 0}
@@ -194,34 +193,26 @@ def test_of_an_overload_no_times_are_kept():
 
 
 def test_nothing_is_logged_where_nothing_happens(watched):
-    clock, _, watch, _, _, log = watched
     for _ in range(5 * LOOKS):
-        clock.now += 1.0
-        watch.look()
-    watch.stop()
-    assert [event["event"] for event in read_events(log.directory / "fluid_events.jsonl")] == [
-        "devices_wanted",
-        "devices_wanted",
-    ]
+        watched.look()
+    watched.watch.stop()
+    events = read_events(watched.log.directory / "fluid_events.jsonl")
+    assert [event["event"] for event in events] == ["devices_wanted"] * 2
 
 
-def test_the_last_minute_of_batches_is_kept():
-    clock = Clock()
-    books = Books(["a"], clock)
+def test_the_last_minute_of_batches_is_kept(watched, books):
     for number in range(3):
-        books.batch(BatchSeen(0, "a", number + 1, clock.now, 0.1, 0.0))
-        clock.now += MINUTE_S / 2
+        books.batch(BatchSeen(0, "a", number + 1, watched.now, 0.1, 0.0))
+        watched.now += MINUTE_S / 2
     assert [one.size for one in books.minute()] == [2, 3]
-    assert books.total().batches == {"a": {1: 1, 2: 1, 3: 1}}
+    assert books.total().batches["a"] == {1: 1, 2: 1, 3: 1}
 
 
-def test_only_the_answers_of_the_last_minute_are_kept():
+def test_only_the_answers_of_the_last_minute_are_kept(watched, books):
     # Seen: a front's memory grew by 0.2 MiB a minute for 24 minutes at 7 requests a second.
-    clock = Clock()
-    books = Books(["a"], clock)
     for number in range(10 * int(MINUTE_S)):
         books.answered("a", 0.1 if number < 9 * MINUTE_S else 0.2)
-        clock.now += 1.0
+        watched.now += 1.0
     assert len(books._answers["a"][1]) == MINUTE_S + 1, "a rate that stays takes memory that stays"
     assert books.pace("a") == (1.0, 0.2)
 
@@ -236,26 +227,15 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
     assert log.directory is None and not (tmp_path / "nowhere").exists()
 
 
-def test_the_report_of_a_service(watched, tmp_path):
-    clock, books, watch, _, _, log = watched
-    log.write(
-        "serving_started",
-        run="r",
-        ray="",
-        fluidtune="",
-        python="",
-        machine="",
-        kind="cpu",
-        devices=2,
-        slo=0.1,
-        starts="eager",
-        trials=[{"trial": "a", "value": None}],
-    )
+def test_the_report_of_a_service(watched, books, tmp_path):
+    log, about = watched.log, dict.fromkeys(("ray", "fluidtune", "python", "machine"), "")
+    about |= {"run": "r", "kind": "cpu", "devices": 2, "slo": 0.1, "starts": "eager"}
+    log.write("serving_started", trials=[{"trial": "a", "value": None}], **about)
     for what in ("answered", "answered", "late", "refused: late", "refused: makes_way", "bad"):
         books.count("a", what)
-    books.batch(BatchSeen(0, "a", 3, clock.now, 0.5, 0.3))
-    clock.now += 4.0
-    watch.stop()
+    books.batch(BatchSeen(0, "a", 3, watched.now, 0.5, 0.3))
+    watched.now += 4.0
+    watched.watch.stop()
     log.write("worker_lost", worker="w", device=0, reason="killed")
     log.write("device_gained", device=2, node="m")
     log.write("device_returned", device=2)
