@@ -120,9 +120,9 @@ class Arbiter:
         return None
 
     def _refuse_namesake(self, name: str, holder: AppRecord) -> m.Refused:
-        """Another app has the name. If that one is silent, the name may become free; else it does not."""
+        """Another app has the name. If that one is silent, or only the books know it, the name may become free."""
         state = self.state
-        if state.clock - holder.heard <= state.settings.patience_s / 2:
+        if name in state.reports and state.clock - holder.heard <= state.settings.patience_s / 2:
             return m.Refused(f"another app of the name {name!r} is running; give this one another name", ends=True)
         why = (
             f"an app of the name {name!r} is silent, and keeps its name until that has lasted for "
