@@ -28,7 +28,7 @@ import logging
 import random
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -135,8 +135,8 @@ class Schedule(World):
         #: its groups block and fail.
         self._bad_until, self._bad = 0.0, 0.0
         self._blocked: dict[str, float] = {}
-        #: GPU -> the greatest token of which Ray was ever asked for a group.
-        self.greatest: Counter[str] = Counter()
+        #: GPU -> the greatest token of which Ray was ever asked for a group, and the app that had it.
+        self.greatest: dict[str, tuple[int, str]] = {}
         #: Kind of a state -> what is in it -> for how many seconds.
         self._lasts: dict[str, dict[Hashable, float]] = defaultdict(dict)
         #: The sessions of which this arbiter, or its books, know that they have left.
@@ -276,7 +276,8 @@ class Schedule(World):
             self._wait(BLOCKED_S if blocked else self.rng.uniform(0, LATE_S))
         if fails:
             self.say(f"a call fails: {name} {args[:1] and self._address(name, args)}")
-            raise OSError(errno.EIO, "injected") if name == "write_books" else RuntimeError("injected")
+            anything = (RuntimeError, TypeError)[self.calls.total() % 2]("injected")
+            raise OSError(errno.EIO, "injected") if name == "write_books" else anything
         return result
 
     def _address(self, name: str, args: Sequence[Any]) -> str:
@@ -327,6 +328,8 @@ class Schedule(World):
             self.who = before
         if method == "leave":
             self.left.add(args[1])
+            # The arbiter forgets it after a lease, by its own clock.
+            self.at(LEASE_S - SETTINGS.patience_s, partial(self.left.discard, args[1]))
             return None
         (heard,) = args
         if heard.session in over and not isinstance(answer, m.Refused):
@@ -340,7 +343,7 @@ class Schedule(World):
         entry["from"] = self.now + self._delay()
         entry["owner"] = self.who
         if name:
-            _, _, gpu, token = name.split("/")
+            _, app, gpu, token = name.split("/")
             self.say(f"Ray is asked for {name}")
             live = [
                 each["name"]
@@ -349,9 +352,10 @@ class Schedule(World):
             ]
             if len(live) > 1:
                 self._violated(f"{gpu} is in two groups: {live}")
-            if int(token) < self.greatest[gpu]:
-                self._violated(f"{name} is asked for after token {self.greatest[gpu]}")
-            self.greatest[gpu] = int(token)
+            before = self.greatest.get(gpu, (0, ""))
+            if int(token) <= before[0] and (int(token), app) != before:
+                self._violated(f"{name} is asked for after token {before[0]} of {before[1]}")
+            self.greatest[gpu] = int(token), app
         return made
 
     def _remove_placement_group(self, group: Handle) -> None:

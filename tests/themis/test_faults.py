@@ -12,7 +12,7 @@ from themis_bridge.leases import LeaseTable
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.core), 20])
 def test_seeded_faults(first):
     for seed in range(first, first + 20):
         play(seed)
