@@ -92,8 +92,9 @@ def test_whatever_an_app_sends_it_harms_nobody_else(message, world):
     with contextlib.suppress(ThemisError):
         world.actor.hear(message)
     assert set(world.actor._arbiter.state.gpus) == {"m-0", "m-1"}
-    world.run(80.0)
+    world.run(10.0)
     assert "dead" not in world.actor._arbiter.state.apps
+    world.run(70.0)
     assert not world.unused() and set(world.actor._arbiter.state.apps) >= {"a"}
     assert world.actor.status()["failed_rounds"] == 0 and not world.actor.status()["trouble"]
 
@@ -120,6 +121,22 @@ def test_a_job_that_cannot_be_is_refused(changes, world):
 def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
     with pytest.raises(ThemisError, match=r"unit='gpu': an arbiter leases 'GPU' or 'CPU'"):
         control.start("gpu")
+
+
+def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
+    make = reservations.placement_group
+
+    def fail(bundles, **kwargs):
+        if "planet" in bundles[0]:
+            raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
+        return make(bundles, **kwargs)
+
+    monkeypatch.setattr(reservations, "placement_group", fail)
+    world.join("evil", Job(2))
+    world.agents["evil"].bundle["planet"] = 0.0
+    world.join("a", Job(2))
+    world.run(30.0)
+    assert [app for app, _, _ in world.there()] == ["a", "a"]
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.themis.cluster import Job
-from tests.themis.shell_world import World
+from tests.themis.shell_world import SETTINGS, World
 
 #: Virtual seconds after a fault within which every GPU that an app wants must be used.
 RECOVERY_S = 60.0
@@ -75,6 +75,23 @@ def test_an_arbiter_starts_and_stops_where_nothing_can_be_written(monkeypatch, t
     world.books.write_text("{")
     world.start()
     assert f"they stay as {world.books}" in caplog.text
+
+
+@pytest.mark.parametrize("asked_s", [8.0, 3.0])
+def test_what_waits_makes_way_for_the_heir_of_another_gpu_of_its_machine(asked_s, monkeypatch, tmp_path):
+    # Seen: Ray gave the room of the promised GPU to the group that waited on that machine, and the heir had to wait.
+    world, first = World(monkeypatch, tmp_path, (3,), {**SETTINGS, "weights": {"c": 1e6}}), set()
+    world.outside["0"] = 1
+    for name, jobs, seconds in (("b", 2, 8.0), ("a", 1, asked_s), ("c", 1, 0.0)):
+        world.join(name, Job(jobs, 1e5))
+        world.run(seconds)
+    while not first and world.now < 60:
+        world.run(0.1)
+        first = {name for name in "ac" if world.agents[name].leases}
+    assert first == {"c"}
+    while not world.agents["a"].leases and world.now < 120:
+        world.run(0.1)
+    assert world.agents["a"].leases, "asked for again"
 
 
 def test_the_whole_table_is_read_only_at_the_start(monkeypatch, tmp_path):

@@ -10,7 +10,9 @@ import ray
 from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
+from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.errors import WrongArbiter
+from themis_bridge.locality import Gpu
 from themis_bridge.shell import tenant
 
 
@@ -111,6 +113,36 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
     cluster.arbiter.hear = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+
+
+@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "is_gone", "hear", "get", "take"])
+def test_whatever_ray_raises_at_a_call_a_job_goes_on_and_shows_that_it_lives(call, cluster, monkeypatch):
+    # Seen: the id of a group that Ray could not read ended the agent without a word, and the job lost its leases.
+    # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
+    failed, gpu, hear = [], Gpu("g0", "m0"), cluster.arbiter._hear
+    told = [m.Leases("1", (m.LeaseView(gpu, 3, "G", True, 20.0),), 1)]
+    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (told[-1] if heard.known != told[-1].digest else None)
+    places = {"start": tenant.control, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
+    owner, name = places.get(call, tenant.reservations), "remote" if call == "hear" else call
+    real = getattr(owner, name)
+
+    def thrice(*args, **kwargs):
+        if len(failed) < 3:
+            failed.append(call)
+            raise ValueError("injected")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, thrice)
+    job, notices = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU"), []
+    until(lambda: notices.extend(job.poll()) or notices)
+    assert notices == [Gained(gpu, 3, "G"), Leave(gpu, 3, 20.0)] and job.expects
+    # It loses its lease, since Ray has removed its sign of life.
+    failed.clear()
+    cluster.gone.update(cluster.signs)
+    told.append(m.Leases("2", ()))
+    until(lambda: notices.extend(job.poll()) or (cluster.arbiter.life not in cluster.gone and notices[2:]))
+    assert notices[2:] == [Lost(gpu, 3)] and len(failed) == 3
+    job.close()
 
 
 def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
