@@ -126,14 +126,16 @@ def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
 def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
     make = reservations.placement_group
 
-    def fail(bundles, **kwargs):
-        if "planet" in bundles[0]:
+    def fail(bundles, name="", **kwargs):
+        if "/evil/" in name:
             raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
-        return make(bundles, **kwargs)
+        return make(bundles, name=name, **kwargs)
 
     monkeypatch.setattr(reservations, "placement_group", fail)
     world.join("evil", Job(2))
-    world.agents["evil"].bundle["planet"] = 0.0
+    world.agents["evil"].bundle["planet"] = 1.0
+    world.run(3.0)
+    assert {lease.app for lease in world.actor._arbiter.state.leases} == {"evil"}
     world.join("a", Job(2))
     world.run(30.0)
     assert [app for app, _, _ in world.there()] == ["a", "a"]
