@@ -288,7 +288,7 @@ class Schedule(World):
         return str(self.table.get(handle.id.hex(), {}).get("address", "")) if isinstance(handle, Handle) else ""
 
     def _late(self, real: Callable[[], Any], by: Process | None = None) -> None:
-        """``by``: the process whose call it is. Ray has carried out those of a dead arbiter before the next one asks."""
+        """``by``: the process whose call it is. Ray carries out those of a dead arbiter before the next one asks."""
         with contextlib.suppress(Exception):
             if by is None or by.alive or by is self.arbiter:
                 real()
