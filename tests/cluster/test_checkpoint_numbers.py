@@ -115,6 +115,25 @@ def test_a_class_is_saved_where_tune_would_have_asked_for_it(in_processes: Any) 
     assert in_processes(a_class_that_was_saved, the_next_result_of_a_class) == (8, [6])
 
 
+def another_trials(folder: str, _: Any) -> Any:
+    return a_class_that_was_saved(f"{folder}/donor", None)
+
+
+def the_results_after_it(folder: str, checkpoint: Any) -> Any:
+    found = []
+    for again in (False, True):
+        worker = hosting(folder, Stepping, 7)
+        worker.restore(checkpoint, again)
+        found.append(worker.train().result["number"])
+    return found
+
+
+def test_another_trials_checkpoint_is_gone_on_from_and_then_results_that_followed_it_are_known(
+    in_processes: Any,
+) -> None:
+    assert in_processes(another_trials, the_results_after_it) == [4, 8]
+
+
 def two_checkpoints(folder: str, _: Any) -> Any:
     worker = hosting(folder, wrap_function(train), 0)
     _, second = saved_in(worker, 6)

@@ -28,6 +28,7 @@ def test_a_plain_trial_that_can_grow_grows_and_leaves_a_device_that_is_not_its_f
     bench(plain("a"))
     assert bench(m.CanGrow("a"), m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
     assert bench(m.Resized("a", (0, 1), 0.0)) == []
+    assert bench(m.GrowthEnded("a", stays=True)) == [], "it keeps what it has"
     assert bench(m.DeviceLeaving(1)) == [resize("a", (0,))]
     assert bench(m.Resized("a", (0,), 0.0)) == [release("a", (1,))]
     assert bench(m.DeviceLeaving(0)) == [], "it would begin anew"

@@ -118,6 +118,18 @@ async def test_a_function_that_fails_for_one_batch(function, said):
     device.close()
 
 
+async def test_a_thread_goes_on_after_a_batch_that_was_given_up_without_those_that_waited_behind_it():
+    opened, runs = threading.Event(), []
+    device = LocalDevice({"m": lambda values: [runs.append(values), opened.wait(PATIENCE_S)] and doubled(values)})
+    given_up = [asyncio.ensure_future(device.run("m", [value])) for value in (1, 2)]
+    await reached(lambda: runs)
+    assert all(one.cancel() for one in given_up) and await became(*given_up) == ["cancelled"] * 2
+    opened.set()
+    assert await asyncio.wait_for(device.run("m", [3]), PATIENCE_S) == [6]
+    assert runs == [[1], [3]]
+    device.close()
+
+
 async def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo():
     """Batches take 1 s for each request, and one of 1 runs: with 60 that wait, the next takes 61 s at least."""
     alone, full = Reason.LATE_ON_ARRIVAL, Reason.QUEUE_FULL

@@ -126,7 +126,7 @@ async def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(
     assert copies(tmp_path) == ["a"]
     await deploy(versions, winner(tmp_path, "b", 2.0))
     assert copies(tmp_path) == ["a", "b"]
-    assert "checkpoints/" in versions.service.serving.what.checkpoint.path
+    assert "checkpoints/b-" in versions._loading(versions.service.serving).trials[0].checkpoint.path
     await deploy(versions, winner(tmp_path, "c", 3.0), fails=True)
     assert versions.service.last.state == "refused" and copies(tmp_path) == ["b"]
     await deploy(versions, winner(tmp_path, "d", 3.0, goes_on=False))

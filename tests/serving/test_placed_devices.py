@@ -167,6 +167,9 @@ async def test_a_process_that_is_lost_has_its_model_back_where_it_stood_if_that_
     if becomes == "broken":
         assert (placement()["unavailable"], held[number]) == ({"b": broken("b")}, others)
         assert placement()["why"].endswith(f"; b is not loaded: {broken('b')}") and ("failed", broken("b")) in moved
+        await service.rates(a=1.0, b=0.0, c=1.0, d=1.0)
+        assert not placement()["unavailable"] and service.stands() == before
+        assert service.said("models_placed")[-1]["reason"].startswith("a device lacks b; placed anew")
     else:
         assert held[number] == {*others, "b"} and service.stands() == before
         assert moved == [("loaded", "it is back")] and not service.said("models_placed")

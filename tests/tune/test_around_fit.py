@@ -44,11 +44,14 @@ def test_one_tuner_fits_twice(tmp_path: Path) -> None:
     assert found["stock"] == found["fluid"] == [[(x, 3, score(x, 3)) for x in (1, 2)]] * 2
 
 
-@pytest.mark.parametrize("given", [None, "fifo", "hyperband"])
-def test_an_algorithm_that_is_no_object_of_the_script_is_new_in_each_run(given: str | None) -> None:
+@pytest.mark.parametrize(
+    ("given", "kind"), [(None, "FIFOScheduler"), ("fifo", "FIFOScheduler"), ("hyperband", "HyperBandScheduler")]
+)
+def test_an_algorithm_that_is_no_object_of_the_script_is_new_in_each_run(given: str | None, kind: str) -> None:
     scheduler = fluidtune.FluidScheduler(given)  # type: ignore[arg-type]
     first, second = [(scheduler.set_search_properties("score", "max"), scheduler.base_scheduler) for _ in range(2)]
-    assert first[0] and second[0] and first[1] is not second[1] and type(first[1]) is type(second[1])
+    assert first[0] and second[0] and first[1] is not second[1]
+    assert type(first[1]).__name__ == type(second[1]).__name__ == kind
     assert scheduler._adapter._base is second[1]
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 from ray.tune import PlacementGroupFactory
 
 from fluidtune import FluidExecutor
@@ -25,7 +26,7 @@ from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, keep_progress
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.test_reasons import WAITS
-from tests.tune.tried_manager import Tried, leader_of, tunes_trial
+from tests.tune.tried_manager import LOADED, Tried, leader_of, tunes_trial
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
@@ -89,6 +90,17 @@ def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tr
     assert restored("a", saved) == (saved, True)
     assert restored("b", other) == (other,), "the algorithm has given it another one since"
     assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
+
+
+def test_another_trials_checkpoint_is_no_news_when_the_worker_dies(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    run.trial.latest_checkpoint_result = saved = SimpleNamespace(checkpoint=None, metrics={})
+    tried.trains(run, 1)
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    tried.answered(run, RayActorError())
+    tried.manager._advance()
+    tried.loaded(run, LOADED)
+    assert leader_of(run).actor.args[-1] == (saved, True)
 
 
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(tried: Tried) -> None:

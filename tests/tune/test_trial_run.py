@@ -42,6 +42,19 @@ def test_results_are_counted_whatever_number_the_user_gives_them() -> None:
     assert resumed.at_own_checkpoint()
 
 
+def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
+    trial = tunes_trial(last_result={"training_iteration": 4})
+    seen = life_of(trial).seen
+    assert (seen.delivered, seen.results, seen.own_numbers) == (4, 4, False), "stock Tune began it"
+    hear(trial, life_of(trial), 5, 5)
+    trial.num_failures = 1
+    retry = life_of(trial)
+    assert retry.seen.retried and retry.iterations_to(7.0) == 7
+    hear(trial, retry, 1, 1)
+    seen = life_of(trial).seen
+    assert (seen.delivered, seen.results, seen.retried) == (1, 6, False)
+
+
 def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
     """Tune may save the experiment in between, and the driver may die then."""
     trial = tunes_trial()

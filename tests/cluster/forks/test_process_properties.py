@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 AT_START = "environment_at_start()['C'], 'LATER' in environment_at_start()"
 #: What a process sees: its start, Python's own, what the kernel knows of it, warnings and logging, numpy, and torch.
