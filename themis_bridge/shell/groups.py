@@ -148,11 +148,11 @@ class Groups:
             state, group.why = self._call(key, group, need, turns), ""
         except Exception as error:
             # Whatever Ray raises: this group's call is repeated, and all others go on.
-            fails = self.trouble
+            others = any(each.why for each in self._known.values())
             group.failing = group.failing if group.why else self._clock()
             state, group.why = "", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            if not fails:
-                logger.warning("themis: %s", self.trouble)
+            if not others:
+                logger.warning("themis: Ray fails, and is asked again (`arbiter status` tells how long): %s", group.why)
         now = self._clock()
         group.since = min(group.since, now)
         # Each pause is as long as it has lasted so far; but what was asked for just now is looked at soon.
