@@ -260,7 +260,8 @@ async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
     assert (status, said["code"], headers["Www-Authenticate"]) == (401, "unauthorized", "Bearer")
     assert (await ask(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))]))[0] == 401
     assert (await ask(front, method="GET", path="/metrics", body=None))[0] == 401
-    assert (await ask(front, method="GET", path="/healthz", body=None))[0] == 200
+    for probe in ("/healthz", "/v2/health/live/"):
+        assert (await ask(front, method="GET", path=probe, body=None))[0] == 200
     assert (await ask(front, headers=[(b"authorization", b"Bearer secret-token")]))[1]["code"] == "overdue"
 
 
