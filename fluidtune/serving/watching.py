@@ -1,18 +1,21 @@
 """What a service counts, and what it tells of itself while it runs: its event log, and Ray's gauges.
 
 The front counts in the `Books`: a request and a batch cost some additions. A task of `Watch` looks at them once a
-second. All of it is on the front's event loop. All times are seconds.
+second. All of it is on the front's event loop, but a thread writes the log. All times are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
@@ -31,6 +34,8 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks, and the number of looks for one line of the log. A gauge that is scraped every 15 s (usual
 #: for Prometheus) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
 LOOK_S, LOOKS = 1.0, 10
+#: Seconds for what is not in the log yet when the service ends. Judgement: a disk that answers has done it long before.
+CLOSE_S = 5.0
 #: Seconds of batches that are kept for the picture, and their largest number: 1,600 a second are more than one front
 #: decides, and take 20 MB.
 MINUTE_S, MOST = 60.0, 100_000
@@ -161,7 +166,10 @@ class Books:
 
 
 class ServingLog:
-    """The event log of a service in ``directory``. What cannot be written is said once, and left out."""
+    """The event log of a service in ``directory``. What cannot be written is said once, and left out.
+
+    A thread of its own writes, in the order of the calls: a disk that hangs holds up nobody but `close`.
+    """
 
     def __init__(self, directory: Path):
         self._directory: Path | None = directory
@@ -170,6 +178,9 @@ class ServingLog:
             self._events.open(directory)
         else:
             self._events.loses(FileNotFoundError(f"{directory.parent} is not there on this machine"))
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._make_calls, name="serve-log", daemon=True)
+        self._thread.start()
 
     @property
     def directory(self) -> Path | None:
@@ -179,24 +190,26 @@ class ServingLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
         if self.directory is not None:
-            try:
-                self._events.write(event, **fields)
-            except EventLogError as error:
-                self._events.loses(error)
+            self._calls.put(partial(self._events.write, event, **fields))
 
     def keep(self, name: str, text: str) -> None:
         """Write a file beside the log."""
         if self.directory is not None:
-            try:
-                new = self.directory / f"{name}.new"
-                new.write_text(text)
-                new.replace(self.directory / name)
-            except OSError as error:
-                self._events.loses(error)
+            new = self.directory / f"{name}.new"
+            self._calls.put(lambda: new.write_text(text) and new.replace(new.with_suffix("")))
 
     def close(self) -> None:
-        """Nothing is written after this."""
+        """Nothing is written after this. Returns when all is, or after `CLOSE_S`."""
         self._directory = None
+        self._calls.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _make_calls(self) -> None:
+        for call in iter(self._calls.get, None):
+            try:
+                call()
+            except (EventLogError, OSError) as error:
+                self._events.loses(error)
         self._events.close()
 
 
