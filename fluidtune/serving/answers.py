@@ -121,8 +121,7 @@ def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Rout
     allowed = ["POST"] if what in ("ask", "infer") else ["GET", "HEAD"]
     if method not in allowed:
         allowed += ["POST"] if what == "about" else []
-        instead = ", or GET /" if what == "ask" else ""
-        said = f"{method} {path} is not served; send {' or '.join(allowed)}{instead}"
+        said = f"{method} {path} is not served; send {' or '.join(allowed)}{', or GET /' * (what == 'ask')}"
         raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
     return asked
 

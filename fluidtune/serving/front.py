@@ -324,10 +324,7 @@ class Front:
 
 
 def _outcomes(answers: Sequence[Answer], count: int) -> list[tuple[int, str]]:
-    """The status and the text of ``count`` answers: all are there, or one has an error, which is that of all.
-
-    Raises Refused if any is refused: a client may ask again, and is told so whatever became of the others.
-    """
+    """The status and the text of ``count`` answers, or of one's error for all. Raises Refused, whatever else failed."""
     errors = [one.exception() for one in answers if one.done() and one.exception()]
     error = min(errors, key=lambda one: not isinstance(one, Refused), default=None)
     if isinstance(error, Refused):

@@ -182,7 +182,7 @@ class Process:
         return {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def _ask(self, what: str, told: Any = None, first: int = 0) -> Any:
-        """Ray's reference to what the last process answers. Each gets what the one before answers, from ``first`` on."""
+        """Ray's reference to what the last process answers. Each gets what the one before it answers. first: the first one."""
         for actor in self._actors[first:]:
             told = getattr(actor, what).remote(told)
         return told
@@ -322,7 +322,8 @@ class Process:
 
         Raises DeviceLost. ``before``: see `_in_order`. ``passed``: is called when it has left the first stage.
         """
-        self._check_ready()
+        if self.state != "ready":
+            raise DeviceLost(f"no process with model {self.key} is ready", self.back)
         began, empty, processes = time.monotonic(), not self._flying, self._processes
         self._flying += 1
         try:
@@ -361,10 +362,6 @@ class Process:
 
         left.future().add_done_callback(hear)
         return self._ask(what, told, first=1)
-
-    def _check_ready(self) -> None:
-        if self.state != "ready":
-            raise DeviceLost(f"no process with model {self.key} is ready", self.back)
 
     async def check(self) -> None:
         """If it is idle, ask whether it is there. One that runs a batch says by it that it is."""

@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks, and the number of looks for one line of the log. A gauge that is scraped every 15 s (usual
 #: for Prometheus) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
 LOOK_S, LOOKS = 1.0, 10
-#: Seconds for what is not in the log yet when the service ends. Judgement: a disk that answers has done it long before.
-CLOSE_S = 5.0
 #: Seconds of batches that are kept for the picture, and their largest number: 1,600 a second are more than one front
 #: decides, and take 20 MB.
 MINUTE_S, MOST = 60.0, 100_000
@@ -198,11 +196,11 @@ class ServingLog:
             new = self.directory / f"{name}.new"
             self._calls.put(lambda: new.write_text(text) and new.replace(new.with_suffix("")))
 
-    def close(self) -> None:
-        """Nothing is written after this. Returns when all is, or after `CLOSE_S`."""
+    def close(self, within_s: float) -> None:
+        """No event is taken after this. Returns when all are written, or after these seconds."""
         self._directory = None
         self._calls.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(within_s)
 
     def _make_calls(self) -> None:
         for call in iter(self._calls.get, None):

@@ -16,11 +16,11 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving import watching
 from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, are_kept, demand, sample
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
+from tests.serve.driving import PATIENCE_S
 
 MODELS = {name: (Profile.from_seconds([0.01]), 0.1) for name in "ab"}
 
@@ -66,7 +66,7 @@ class Watched:
 
     def events(self, *names):
         """Those of these names, or all. The log ends."""
-        self.log.close()
+        self.log.close(PATIENCE_S)
         events = read_events(self.directory / "fluid_events.jsonl")
         return [event for event in events if not names or event["event"] in names]
 
@@ -235,17 +235,17 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
 
 def test_a_disk_that_hangs_holds_up_nobody_and_loses_nothing(tmp_path, monkeypatch):
     """A pipe stands for it, which nobody reads. Seen: all answers and `/healthz` waited for the log."""
-    monkeypatch.setattr(watching, "CLOSE_S", 0.01)
     monkeypatch.setattr(EventLog, "open", lambda self, directory: vars(self).update(_path=directory, _fd=writes))
     reads, writes = os.pipe()
     log = ServingLog(tmp_path)
     for number in range(2000):
         log.write("serving_failed", reason=f"{number:100}")
     log.keep("profiles.json", "{}")
-    log.close()
+    log.close(0.01)
     assert log.directory is None and not (tmp_path / "profiles.json").exists()
     with os.fdopen(reads) as lines:
         assert [int(json.loads(line)["reason"]) for line in lines] == [*range(2000)]
+    log.close(PATIENCE_S)
     assert (tmp_path / "profiles.json").read_text() == "{}" and len(list(tmp_path.iterdir())) == 1
 
 
