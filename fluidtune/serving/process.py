@@ -182,7 +182,7 @@ class Process:
         return {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def _ask(self, what: str, told: Any = None, first: int = 0) -> Any:
-        """Ray's reference to what the last process answers. Each gets what the one before it answers. first: the first one."""
+        """Ray's reference to what the last process answers. Each gets what the one before answers. first: its place."""
         for actor in self._actors[first:]:
             told = getattr(actor, what).remote(told)
         return told
