@@ -128,7 +128,7 @@ def service(beside: bool) -> dict[str, Any]:
     from fluidtune.cluster.sharing.beside import Turn
     from symphony_serve import measure_models
     from symphony_serve.model_side import EAGER
-    from symphony_serve.shell.async_server import BatchSeen
+    from symphony_serve.shell.async_server import AsyncServer, BatchSeen
     from symphony_serve.shell.device import LocalDevice, Waited
 
     network = digits_network(CHANNELS)
@@ -163,7 +163,7 @@ def service(beside: bool) -> dict[str, Any]:
         became.append((due + offset, time.monotonic() - due if told.exception() is None else None))
 
     print("ready", flush=True)
-    with ServedByThread(models, devices, batches.append) as server:
+    with ServedByThread(models, devices, kind=partial(AsyncServer, watch=batches.append)) as server:
         begin = time.monotonic()
         for request in poisson({"digits": rate}, {"digits": SLO_S}, seed=1):
             due = begin + request.arrival

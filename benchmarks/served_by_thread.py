@@ -58,6 +58,7 @@ class ServedByThread:
         self,
         models: Sequence[Model],
         devices: Sequence[Mapping[str, Function] | Device] | Mapping[int, Device],
+        *,
         kind: Callable[..., AsyncServer] = AsyncServer,
     ):
         self.thread = LoopThread()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
-#: What is asked for -> its paths. The last one is whatever is none of the others. Source: Kubernetes' names for whether
-#: a process lives, and whether it can answer; Prometheus' name for what it scrapes; the name of the OpenAPI document
-#: that FastAPI has made usual; the paths of the Open Inference Protocol.
+#: What is asked for -> its paths; any other path is a model's name. Each takes time in proportion to the path. Source:
+#: Kubernetes' names for whether a process lives, and whether it can answer; Prometheus' name for what it scrapes; the
+#: name of the OpenAPI document that FastAPI has made usual; the paths of the Open Inference Protocol.
 _PATHS = {
     "about": re.compile("/"),
     "live": re.compile("/healthz|/v2/health/live/?"),
@@ -32,7 +32,6 @@ _PATHS = {
     "model": re.compile(f"{_MODEL}/?"),
     "model_ready": re.compile(f"{_MODEL}/ready/?"),
     "infer": re.compile(f"{_MODEL}/infer/?"),
-    "ask": re.compile("/*(?P<model>.*?)/*", re.DOTALL),
 }
 
 
@@ -94,10 +93,16 @@ def is_taken(name: str) -> bool:
     return _asked(f"/{name}")[0] != "ask"
 
 
+def is_probe(path: str) -> bool:
+    """Whether it asks for the state alone, for which no token is wanted."""
+    return _asked(path)[0] in ("live", "ready")
+
+
 def _asked(path: str) -> tuple[str, dict[str, str]]:
-    """The key of `_PATHS`, and the model and the version that the path names."""
+    """The key of `_PATHS`, or "ask", and the model and the version that the path names."""
     found = ((what, pattern.fullmatch(path)) for what, pattern in _PATHS.items())
-    return next((what, match.groupdict("")) for what, match in found if match is not None)
+    named = ((what, match.groupdict("")) for what, match in found if match is not None)
+    return next(named, ("ask", {"model": path.strip("/")}))
 
 
 def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
@@ -107,6 +112,8 @@ def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Rout
         return Route("ask", next(iter(versions)))
     asked = Route(what, **named)
     if "model" in named and asked.model not in versions:
+        if what == "ask" and in_protocol(path):
+            raise Said(404, "not_found", f"there is no {path}; GET /v2 or /v2/models/MODEL")
         raise Said(404, "not_found", f"no model {asked.model!r} is served; there are {', '.join(versions)}")
     if asked.version and asked.version not in versions[asked.model]:
         there = ", ".join(versions[asked.model])
@@ -114,7 +121,7 @@ def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Rout
     allowed = ["POST"] if what in ("ask", "infer") else ["GET", "HEAD"]
     if method not in allowed:
         allowed += ["POST"] if what == "about" else []
-        said = f"{method} {path} is not served; send {' or '.join(allowed)}"
+        said = f"{method} {path} is not served; send {' or '.join(allowed)}{', or GET /' * (what == 'ask')}"
         raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
     return asked
 

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fluidtune.serving.answers import Route, Said, as_json, in_protocol, refused, route
+from fluidtune.serving.answers import Route, Said, as_json, in_protocol, is_probe, refused, route
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import MOST_TENSORS, Holding
 from fluidtune.serving.lifetime import Lifetime
@@ -315,7 +315,7 @@ class Front:
     def _check_token(self, request: Request) -> None:
         """Raises `Said` for a request without the service's token. Probes need none."""
         token = self._setting.token
-        if token is None or request.scope["path"] in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"):
+        if token is None or is_probe(request.scope["path"]):
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
@@ -324,8 +324,9 @@ class Front:
 
 
 def _outcomes(answers: Sequence[Answer], count: int) -> list[tuple[int, str]]:
-    """The status and the text of ``count`` answers: all are there, or one has an error. Raises Refused."""
-    error = next((one.exception() for one in answers if one.done() and one.exception()), None)
+    """The status and the text of ``count`` answers, or of one's error for all. Raises Refused, whatever else failed."""
+    errors = [one.exception() for one in answers if one.done() and one.exception()]
+    error = min(errors, key=lambda one: not isinstance(one, Refused), default=None)
     if isinstance(error, Refused):
         raise error
     return [one.result() for one in answers] if error is None else [_failed(error)] * count

@@ -123,7 +123,7 @@ class Lifetime:
         if self._watch is not None:
             self._watch.stop()
         self._log.write("serving_ended", seconds=time.monotonic() - self._began)
-        self._log.close()
+        await asyncio.to_thread(self._log.close, STOP_S)
 
     def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ class Started(NamedTuple):
     """What the processes of a chain that are ready have said so far: their ids, the samples, and how the model is cut.
 
     No stages: the model is whole, or the first process measures the layers, and cuts. bytes: by which the first process
-    grew.
+    grew; of a chain this is the whole model, before each process keeps its layers.
     """
 
     pids: tuple[int, ...] = ()
@@ -103,7 +104,7 @@ class Passed(NamedTuple):
     """A batch on its way. value: for the next stage; after the last one, the outcomes. inputs: how many there are.
 
     seconds: of the stages that it has passed. failed: what the model has raised, as an outcome. waited: seconds for the
-    turn of a whole model.
+    turn of the last stage; those of a chain take no turns.
     """
 
     value: Any
@@ -175,10 +176,10 @@ class ModelProcess:
             for part in cut_layers(seconds, self._count, weights, self._room)
         )
 
-    def alive(self, before: None) -> None:
+    def alive(self, before: Any) -> None:
         """The process answers, so it can answer others."""
 
-    def place(self, before: None) -> Place:
+    def place(self, before: Any) -> Place:
         """Where it is, and what memory there is."""
         used, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
         # A container has its own limit; files that it has cached can be let go.
@@ -208,10 +209,10 @@ class ModelProcess:
     def measure(self, batch: Passed) -> Passed:
         """As `run`, but nothing is tried again: a batch that is too large for the memory is not to be measured."""
         with self._taken() as waited:
-            return self._tried(batch)._replace(waited=waited)
+            return self._tried(batch, tells=True)._replace(waited=waited)
 
-    def _tried(self, batch: Passed) -> Passed:
-        """The batch after this stage. What the model raises is passed on to the end."""
+    def _tried(self, batch: Passed, tells: bool = False) -> Passed:
+        """The batch after this stage. What the model raises is passed on to the end. tells: and its lines printed."""
         if batch.failed is not None:
             return batch
         began = time.monotonic()
@@ -219,6 +220,8 @@ class ModelProcess:
             value = self._model.attempt(batch.value) if self._layers is None else self._in_stage(batch)
         except Exception as error:
             end_without_gpu()
+            if tells:
+                traceback.print_exc()
             where = f" in stage {self._number}" if self._count > 1 else ""
             return batch._replace(value=None, failed=failed(error, where))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))

@@ -181,9 +181,9 @@ class Process:
             return {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         return {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
-    def _ask(self, what: str, told: Any = None) -> Any:
-        """Ray's reference to what the last process answers. Each gets what the one before answers."""
-        for actor in self._actors:
+    def _ask(self, what: str, told: Any = None, first: int = 0) -> Any:
+        """Ray's reference to what the last process answers. Each gets what the one before answers. first: its place."""
+        for actor in self._actors[first:]:
             told = getattr(actor, what).remote(told)
         return told
 
@@ -322,7 +322,8 @@ class Process:
 
         Raises DeviceLost. ``before``: see `_in_order`. ``passed``: is called when it has left the first stage.
         """
-        self._check_ready()
+        if self.state != "ready":
+            raise DeviceLost(f"no process with model {self.key} is ready", self.back)
         began, empty, processes = time.monotonic(), not self._flying, self._processes
         self._flying += 1
         try:
@@ -349,10 +350,9 @@ class Process:
 
     def _sent(self, what: str, batch: Passed, passed: Callable[[], None] | None) -> Any:
         """Ray's reference to the batch after all stages. ``passed``: see `_through`."""
-        first, *others = self._actors
-        if passed is None or not others:
+        if passed is None or self._count == 1:
             return self._ask(what, batch)
-        told, left = first.run_first.options(num_returns=2).remote(batch)
+        told, left = self._actors[0].run_first.options(num_returns=2).remote(batch)
         loop = asyncio.get_running_loop()
 
         def hear(answer: Any) -> None:
@@ -361,23 +361,18 @@ class Process:
                     loop.call_soon_threadsafe(passed)
 
         left.future().add_done_callback(hear)
-        for actor in others:
-            told = actor.run.remote(told)
-        return told
-
-    def _check_ready(self) -> None:
-        if self.state != "ready":
-            raise DeviceLost(f"no process with model {self.key} is ready", self.back)
+        return self._ask(what, told, first=1)
 
     async def check(self) -> None:
         """If it is idle, ask whether it is there. One that runs a batch says by it that it is."""
-        if not self._batches.locked():
+        if not self._flying:
             await self.answers()
 
     async def answers(self) -> bool:
-        """Whether it answers, when it has run the batch that it has."""
+        """Whether it answers, when it has run the batches that it has. A chain that has others by then does."""
+        await self._latest.wait()
         async with self._batches:
-            if self.state == "ready":
+            if self.state == "ready" and not self._flying:
                 processes, self._asked = self._processes, self._ask("alive")
                 try:
                     await fetched(self._asked, CHECK_S)
@@ -389,7 +384,7 @@ class Process:
         return self.state == "ready"
 
     async def place(self) -> Place:
-        """Where it is. Raises ServeError if it does not answer."""
+        """Where it is, of a chain its last stage. Raises ServeError if it does not answer."""
         try:
             return await fetched(self._ask("place"), HUNG_S)
         except RayError as error:

@@ -1,18 +1,21 @@
 """What a service counts, and what it tells of itself while it runs: its event log, and Ray's gauges.
 
 The front counts in the `Books`: a request and a batch cost some additions. A task of `Watch` looks at them once a
-second. All of it is on the front's event loop. All times are seconds.
+second. All of it is on the front's event loop, but a thread writes the log. All times are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
@@ -161,7 +164,10 @@ class Books:
 
 
 class ServingLog:
-    """The event log of a service in ``directory``. What cannot be written is said once, and left out."""
+    """The event log of a service in ``directory``. What cannot be written is said once, and left out.
+
+    A thread of its own writes, in the order of the calls: a disk that hangs holds up nobody but `close`.
+    """
 
     def __init__(self, directory: Path):
         self._directory: Path | None = directory
@@ -170,6 +176,9 @@ class ServingLog:
             self._events.open(directory)
         else:
             self._events.loses(FileNotFoundError(f"{directory.parent} is not there on this machine"))
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._make_calls, name="serve-log", daemon=True)
+        self._thread.start()
 
     @property
     def directory(self) -> Path | None:
@@ -179,24 +188,26 @@ class ServingLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
         if self.directory is not None:
-            try:
-                self._events.write(event, **fields)
-            except EventLogError as error:
-                self._events.loses(error)
+            self._calls.put(partial(self._events.write, event, **fields))
 
     def keep(self, name: str, text: str) -> None:
         """Write a file beside the log."""
         if self.directory is not None:
-            try:
-                new = self.directory / f"{name}.new"
-                new.write_text(text)
-                new.replace(self.directory / name)
-            except OSError as error:
-                self._events.loses(error)
+            new = self.directory / f"{name}.new"
+            self._calls.put(lambda: new.write_text(text) and new.replace(new.with_suffix("")))
 
-    def close(self) -> None:
-        """Nothing is written after this."""
+    def close(self, within_s: float) -> None:
+        """No event is taken after this. Returns when all are written, or after these seconds."""
         self._directory = None
+        self._calls.put(None)
+        self._thread.join(within_s)
+
+    def _make_calls(self) -> None:
+        for call in iter(self._calls.get, None):
+            try:
+                call()
+            except (EventLogError, OSError) as error:
+                self._events.loses(error)
         self._events.close()
 
 

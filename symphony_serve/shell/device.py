@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -85,7 +85,7 @@ class LocalDevice:
                 continue  # Nobody waits.
             try:
                 answer.set_result(self._functions[model](inputs))
-            except StopIteration as failed:  # asyncio's futures do not take it.
+            except (StopIteration, CancelledError) as failed:  # To asyncio, they say other things.
                 answer.set_exception(ServeError(f"it raised {failed!r}"))
             except Exception as failed:
                 answer.set_exception(failed)

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 
@@ -34,6 +35,13 @@ def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):
 
 def doubled(values):
     return [2 * value for value in values]
+
+
+def cancelled():
+    """What a pool gives for a call that it cancels."""
+    future = Future()
+    future.cancel()
+    return future
 
 
 async def behind(server, device, count):
@@ -107,9 +115,12 @@ async def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
         (lambda values: [1, 2, 3], "returned 3 outputs for 1 inputs"),
         (lambda values: None, "'NoneType' object is not iterable"),
         (lambda values: (_ for _ in ()).throw(SystemExit(3)), "wanted to end its thread by SystemExit(3)"),
+        (lambda values: next(iter(())), "it raised StopIteration()"),
+        (lambda values: cancelled().result(), "it raised CancelledError()"),
     ],
 )
 async def test_a_function_that_fails_for_one_batch(function, said):
+    """Seen: one that waited for what its pool had cancelled ended its device for ever."""
     functions = iter([function, doubled])
     device = LocalDevice({"m": lambda values: next(functions)(values)})
     async with AsyncServer([model()], [device]) as server:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending, score
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile
-from symphony_serve.batching.orloj_histograms import Histogram, Largest
+from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_queues import Pending
 from tests.serve.test_work import lines
 
@@ -18,7 +18,7 @@ from tests.serve.test_work import lines
 RATES = (1e-3, 0.1, 10.0, 100.0)
 
 
-def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> dict[int, Largest]:
+def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> dict[int, Histogram]:
     """Batch times of requests of 50 to 110 ms with some empty bins."""
     rng = random.Random(seed)
     edges = tuple(0.05 + 0.06 * i / bins for i in range(bins + 1))

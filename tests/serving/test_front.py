@@ -260,18 +260,22 @@ async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
     assert (status, said["code"], headers["Www-Authenticate"]) == (401, "unauthorized", "Bearer")
     assert (await ask(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))]))[0] == 401
     assert (await ask(front, method="GET", path="/metrics", body=None))[0] == 401
-    assert (await ask(front, method="GET", path="/healthz", body=None))[0] == 200
+    for probe in ("/healthz", "/v2/health/live/"):
+        assert (await ask(front, method="GET", path=probe, body=None))[0] == 200
     assert (await ask(front, headers=[(b"authorization", b"Bearer secret-token")]))[1]["code"] == "overdue"
 
 
-async def test_a_batch_of_tensors_is_answered_whole_or_refused(many):
+@pytest.mark.parametrize("other", [None, (200, "2"), ValueError("no")])
+async def test_a_batch_of_tensors_is_answered_whole_or_refused(many, other):
+    """other: what becomes of another of its inputs."""
     status, value, _ = await answering(many, 2, [(200, "2"), (200, "4")], **tensor(2))
     assert (status, value["outputs"][0]["data"], value["model_version"]) == (200, [2, 4], "1")
     many.server.answers.clear()
     refused = Refused("t", Reason.LATE)
-    status, value, _ = await answering(many, 2, [refused], **tensor(2))
+    told = [refused] if other is None else [other, refused]
+    status, value, _ = await answering(many, 2, told, **tensor(2))
     assert (status, value) == (503, {"error": Reason.LATE.value, "code": "late"})
-    assert many.server.answers[1].cancelled()
+    assert many.server.answers[1].cancelled() == (other is None)
     assert many.books.requests("t") == {"answered": 2, "refused: late": 2}
     assert (await ask(many, path="/v2/models/u/infer"))[0] == 404
     assert (await ask(many, path="/v2/models/t/infer", body=b"{}"))[1]["code"] == "bad_input"

@@ -18,6 +18,7 @@ from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_process import CONTEXT, Loading, ModelProcess, Passed, Started, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
+from tests.serving import runs
 from tests.serving.runs import FAILS, load
 
 
@@ -43,9 +44,10 @@ def made(function, samples=(1,)):
     return lambda directory, config: function
 
 
-def test_a_measurement_fails_where_the_model_fails(winner):
+def test_a_measurement_fails_where_the_model_fails_and_tells_the_line(winner, capsys):
     status, said = ModelProcess(Loading.of(load, [winner])).measure(batch([1, FAILS])).failed
     assert status == 500 and "a negative number" in said
+    assert f'File "{runs.__file__}", line' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
-from fluidtune.report import read_events
+from fluidtune.report import EventLog, read_events
 from fluidtune.report.serving_report import (
     Batch,
     batches_png,
@@ -17,6 +20,7 @@ from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
+from tests.serve.driving import PATIENCE_S
 
 MODELS = {name: (Profile.from_seconds([0.01]), 0.1) for name in "ab"}
 
@@ -48,7 +52,7 @@ class Watched:
     """What the front counts of models a and b on two devices. kept: how often their times were found to be kept."""
 
     def __init__(self, directory):
-        self.now, self.devices, self.kept = 1000.0, 2, 0
+        self.now, self.devices, self.kept, self.directory = 1000.0, 2, 0, directory
         self.published, self.advice, self.log = Published(), Advice(), ServingLog(directory)
         self.books = Books(["a", "b"], lambda: self.now)
         self.watch = Watch(self.books, self.log, self.published, lambda: self.devices, self.advice, self.keep)
@@ -60,8 +64,11 @@ class Watched:
         self.now += seconds
         self.watch.look()
 
-    def events(self, name):
-        return [event for event in read_events(self.log.directory / "fluid_events.jsonl") if event["event"] == name]
+    def events(self, *names):
+        """Those of these names, or all. The log ends."""
+        self.log.close(PATIENCE_S)
+        events = read_events(self.directory / "fluid_events.jsonl")
+        return [event for event in events if not names or event["event"] in names]
 
 
 @pytest.fixture
@@ -196,8 +203,7 @@ def test_nothing_is_logged_where_nothing_happens(watched):
     for _ in range(5 * LOOKS):
         watched.look()
     watched.watch.stop()
-    events = read_events(watched.log.directory / "fluid_events.jsonl")
-    assert [event["event"] for event in events] == ["devices_wanted"] * 2
+    assert [event["event"] for event in watched.events()] == ["devices_wanted"] * 2
 
 
 def test_the_last_minute_of_batches_is_kept(watched, books):
@@ -227,6 +233,22 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
     assert log.directory is None and not (tmp_path / "nowhere").exists()
 
 
+def test_a_disk_that_hangs_holds_up_nobody_and_loses_nothing(tmp_path, monkeypatch):
+    """A pipe stands for it, which nobody reads. Seen: all answers and `/healthz` waited for the log."""
+    monkeypatch.setattr(EventLog, "open", lambda self, directory: vars(self).update(_path=directory, _fd=writes))
+    reads, writes = os.pipe()
+    log = ServingLog(tmp_path)
+    for number in range(2000):
+        log.write("serving_failed", reason=f"{number:100}")
+    log.keep("profiles.json", "{}")
+    log.close(0.01)
+    assert log.directory is None and not (tmp_path / "profiles.json").exists()
+    with os.fdopen(reads) as lines:
+        assert [int(json.loads(line)["reason"]) for line in lines] == [*range(2000)]
+    log.close(PATIENCE_S)
+    assert (tmp_path / "profiles.json").read_text() == "{}" and len(list(tmp_path.iterdir())) == 1
+
+
 def test_the_report_of_a_service(watched, books, tmp_path):
     log, about = watched.log, dict.fromkeys(("ray", "fluidtune", "python", "machine"), "")
     about |= {"run": "r", "kind": "cpu", "devices": 2, "slo": 0.1, "starts": "eager"}
@@ -239,7 +261,7 @@ def test_the_report_of_a_service(watched, books, tmp_path):
     log.write("worker_lost", worker="w", device=0, reason="killed")
     log.write("device_gained", device=2, node="m")
     log.write("device_returned", device=2)
-    events = read_events(log.directory / "fluid_events.jsonl")
+    events = watched.events()
     assert is_serving(events)
     found = summarise_serving(events)
     assert (found.requests["a"]["answered"], found.lost, found.busy / found.device_seconds) == (2, 1, 0.0625)

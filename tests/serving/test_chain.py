@@ -1,4 +1,4 @@
-"""A group of stages, beside what it shares with a process of a whole model: its chain and the order of batches."""
+"""A chain of stages, beside what it shares with a process of a whole model: who is asked, and the order of batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ passed = Staged().batch
 
 
 @pytest.fixture
-async def group(monkeypatch):
-    """A group of two that is ready, and its Ray. Batches need not wait for each other."""
+async def chain(monkeypatch):
+    """A chain of two that is ready, and its Ray. Batches need not wait for each other."""
     ray = FakeRay(monkeypatch)
     made = Staged().make(ray, lambda event, **fields: None, lambda: None)
     ray.say("ready", Staged().ready(7))
@@ -33,8 +33,8 @@ def future():
     return asyncio.get_running_loop().create_future()
 
 
-async def test_what_one_process_answers_goes_to_the_next_one(group):
-    made, ray = group
+async def test_what_one_process_answers_goes_to_the_next_one(chain):
+    made, ray = chain
     ray.say("run", passed(3))
     assert (await made.run([1])).outputs == [(200, "3")]
     assert ray.asked == [
@@ -45,8 +45,8 @@ async def test_what_one_process_answers_goes_to_the_next_one(group):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(group, lost):
-    made, ray = group
+async def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(chain, lost):
+    made, ray = chain
     answer, heard = future(), []
     ray.say("run", answer)
     task = asyncio.create_task(made.run([1], lambda: heard.append(task.done())))
@@ -59,9 +59,9 @@ async def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_batches_return_in_their_order_also_when_inputs_are_tried_alone(group, fails):
+async def test_batches_return_in_their_order_also_when_inputs_are_tried_alone(chain, fails):
     """Seen: requests behind such a batch were run twice, or refused as `gpu_lost`."""
-    made, ray = group
+    made, ray = chain
     first, alone = future(), future()
     for answer in (first, passed(9), alone, passed(5)):
         ray.say("run", answer)
@@ -79,8 +79,8 @@ async def test_batches_return_in_their_order_also_when_inputs_are_tried_alone(gr
     assert ended == [("first", [(200, "4"), (200, "5")]), ("next", [(200, "9")])]
 
 
-async def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone_and_a_measurement_fails(group):
-    made, ray = group
+async def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone_and_a_measurement_fails(chain):
+    made, ray = chain
     for answer in (FAILED, passed(4), FAILED):
         ray.say("run", answer)
     ray.say("measure", FAILED)
@@ -89,9 +89,9 @@ async def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone_and_a_measurem
         await made.measure([2, 3])
 
 
-async def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_its_own(group):
+async def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_its_own(chain):
     """The profile learns seconds less those that a batch has stood. Seen: good requests were refused."""
-    made, ray = group
+    made, ray = chain
     fails, alone = future(), future()
     for answer in (fails, passed(9), alone, passed(5)):
         ray.say("run", answer)
@@ -103,9 +103,9 @@ async def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_it
     assert (await other).seconds >= 0.2
 
 
-async def test_what_a_batch_has_stood_before_stages_is_told(group, monkeypatch):
+async def test_what_a_batch_has_stood_before_stages_is_told(chain, monkeypatch):
     """The clock stands: the seconds that the stages tell are taken from it."""
-    made, ray = group
+    made, ray = chain
     monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     first = future()
     ray.say("run", first)
