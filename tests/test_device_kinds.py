@@ -16,7 +16,7 @@ from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.device_kinds import KINDS, DeviceKind
 from fluidtune.errors import FluidTuneError
 from tests.cluster.test_pool import Ray
-from tests.cluster.test_worker import Counting, Storage, _worker
+from tests.cluster.test_worker import Counting, TrialStorage, _worker
 from tests.contracts.processes import peer_processes
 from tests.elastic.divided.grown import SECRET
 
@@ -56,7 +56,7 @@ def test_what_no_toy_can_be_is_refused_in_its_words() -> None:
 
 def leads(folder: str) -> Any:
     know_toys()
-    leader_host.storage_of = lambda spec: Storage(folder)
+    leader_host.storage_of = lambda spec: TrialStorage(Path(folder))
     _worker[:] = [Worker("w", {}, None, "toy")]
     facts: Any = _worker[0].load(Counting, LoadSpec("trial", {"config": {}}, device="toy", secret=SECRET))
     return facts.address
