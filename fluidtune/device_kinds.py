@@ -87,11 +87,8 @@ KINDS = {
     "emulated": DeviceKind("GPU", "emulated device", computes=False),
 }
 # A kind is found by what a trial asks for, and by where torch's tensors are.
-for _found in (
-    [e.resource for e in KINDS.values() if e.computes],
-    [e.torch for e in KINDS.values() if e.torch != "cpu"],
-):
-    assert len(set(_found)) == len(_found), _found
+for _all in [e.resource for e in KINDS.values() if e.computes], [e.torch for e in KINDS.values() if e.torch != "cpu"]:
+    assert len(set(_all)) == len(_all), _all
 #: torch's types of devices on which tensors may be, the node's own first; and those with memory of their own.
 TORCH_TYPES = tuple(sorted({kind.torch for kind in KINDS.values()}, key=lambda name: (name != "cpu", name)))
 ACCELERATORS = TORCH_TYPES[1:]
