@@ -1,8 +1,9 @@
 """What differs by the kind of a device: `KINDS` has one entry for each kind, and everything else asks it.
 
-A new kind is one entry. The entry names what is the kind's own code: a probe as in `cluster/sharing/gpu_probe.py`, a
-meter of memory as in `salus_share/memory.py`, and a way for tensors as in `elastic/divided/pair.py`. Of torch's module
-of a kind, such as ``torch.cuda``, everybody else calls only what torch's other modules of accelerators have as well.
+A new kind is one entry. No other kind that computes has its resource, and none its type of torch's, unless that is
+"cpu". The entry names what is the kind's own code: a probe as in `cluster/sharing/gpu_probe.py`, a meter of memory as
+in `salus_share/memory.py`, and a way for tensors as in `elastic/divided/pair.py`. Of torch's module of a kind, such as
+``torch.cuda``, everybody else but MPS and lanes calls only what torch's other modules of accelerators have as well.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ KINDS = {
     "cpu": DeviceKind("CPU", "CPU core", cores=True),
     "emulated": DeviceKind("GPU", "emulated device", computes=False),
 }
+# A kind is found by what a trial asks for, and by where torch's tensors are.
+for _all in [e.resource for e in KINDS.values() if e.computes], [e.torch for e in KINDS.values() if e.torch != "cpu"]:
+    assert len(set(_all)) == len(_all), _all
 #: torch's types of devices on which tensors may be, the node's own first; and those with memory of their own.
 TORCH_TYPES = tuple(sorted({kind.torch for kind in KINDS.values()}, key=lambda name: (name != "cpu", name)))
 ACCELERATORS = TORCH_TYPES[1:]
@@ -106,9 +110,9 @@ def on_accelerator(tensor: Any) -> bool:
     return tensor.device.type in ACCELERATORS
 
 
-def of_torch(kind: str) -> DeviceKind:
+def of_torch(device_type: str) -> DeviceKind:
     """The kind whose devices are of this type of torch's."""
-    return next(each for each in KINDS.values() if each.torch == kind)
+    return next(each for each in KINDS.values() if each.torch == device_type)
 
 
 def started() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fluidtune import hash_seed
 from fluidtune.cluster.data.node_files import VARIABLE, NodeFiles
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.forks.fork_launcher import THREADS_UNLESS_SET
 from fluidtune.cluster.forks.nodes import ForkServers, is_here
 from fluidtune.cluster.hosting.trial_resources import THREADS
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
@@ -138,10 +139,6 @@ class NewProcesses:
         self.gpus: dict[int, tuple[Any, str]] = {}
         self.environment = worker_environment()
         job_env = dict(ray.get_runtime_context().runtime_env)
-        #: The number of threads of libraries is the user's, who has set it for the driver or for the job.
-        self._users_threads = THREADS in os.environ or THREADS in (job_env.get("env_vars") or {})
-        if plan.threads is not None and not self._users_threads:
-            self.environment[THREADS] = str(plan.threads)
         beside = {THREADS: str(plan.process_threads)}
         forks = fork and self._kind.computes
         #: How the names of the actors begin that hold the shared data of nodes.
@@ -149,6 +146,8 @@ class NewProcesses:
         #: The data of the driver's own node; None: no process was started there.
         self._own_data: NodeFiles | None = None
         self._forks = ForkServers(self.environment, beside) if forks else None
+        # Whether the user has set their number, only a process that begins there knows: see `TrialResources`.
+        self.environment = {**self.environment, **beside}
         if self._kind.cores:
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
@@ -218,13 +217,10 @@ class NewProcesses:
             environment[self._kind.visible] = ",".join(visible)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
-        if not holds and not self._users_threads:
-            # As Ray does for a process that has the device's cores, and before anything is imported.
-            environment[THREADS] = str(self._layout.process_threads)
-            variables = {**runtime_env.get("env_vars", {}), THREADS: environment[THREADS]}
-            runtime_env = {**runtime_env, "env_vars": variables}
         if command is not None:
-            runtime_env = {**runtime_env, "py_executable": command}
+            # Ray sets the number of threads by what the process holds: it is there before.
+            variables = {**runtime_env.get("env_vars", {}), THREADS_UNLESS_SET: environment[THREADS]}
+            runtime_env = {**runtime_env, "env_vars": variables, "py_executable": command}
         if self._actor_class is None:
             self._actor_class = ray.remote(Worker)
         actor = self._actor_class.options(

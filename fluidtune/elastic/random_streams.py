@@ -19,6 +19,11 @@ from fluidtune.device_kinds import ACCELERATORS, started
 Streams = dict[str, Any]
 
 
+def _of(name: str, device: str | None) -> str:
+    """The device, if it is of this type of torch's; else the current one of that type."""
+    return device if device and device.partition(":")[0] == name else name
+
+
 def capture_streams(device: str | None = None) -> Streams:
     """The state of the streams now. ``device``: the accelerator whose generator is meant; None: the current one."""
     streams: Streams = {"python": random.getstate()}
@@ -27,7 +32,7 @@ def capture_streams(device: str | None = None) -> Streams:
         streams["numpy"] = numpy.random.get_state()
     if torch is not None:
         streams["torch"] = torch.get_rng_state()
-        streams |= {name: each.get_rng_state(device or name) for name, each in started().items()}
+        streams |= {name: each.get_rng_state(_of(name, device)) for name, each in started().items()}
     return streams
 
 
@@ -67,6 +72,6 @@ def restore_streams(streams: Streams, device: str | None = None) -> None:
     for name in ACCELERATORS:
         each = torch.get_device_module(name)
         if name in streams and each.is_available():
-            each.set_rng_state(streams[name], device or name)
+            each.set_rng_state(streams[name], _of(name, device))
         elif f"{name}_seed" in streams and each.is_available():
             each.manual_seed(streams[f"{name}_seed"])

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_all_accelerator_resource_names
 from ray._private.worker import global_worker
 
 from fluidtune.device_kinds import KINDS, DeviceKind
+
+# Ray says by its ids which devices such a variable is to name.
+assert {kind.resource for kind in KINDS.values() if kind.visible} <= get_all_accelerator_resource_names()
 
 
 def adopt_environment(environment: Mapping[str, str]) -> None:
@@ -19,8 +23,8 @@ def adopt_environment(environment: Mapping[str, str]) -> None:
     the process' own placement group only. A trial over several devices has one of each.
     """
     os.environ.update(environment)
-    visible = {kind.resource: environment.get(kind.visible) for kind in KINDS.values() if kind.visible is not None}
-    named = {resource: said.split(",") for resource, said in visible.items() if said}
+    known = ((kind.resource, environment.get(kind.visible or "")) for kind in KINDS.values())
+    named = {resource: said.split(",") for resource, said in known if said}
     rays = global_worker.get_accelerator_ids_for_accelerator_resource
 
     def ids(resource_name: str, resource_regex: str) -> Any:

@@ -48,11 +48,11 @@ def clone_of(trial: Trial, config: dict[str, Any], chosen: Mapping[str, Any], fr
             pyarrow.fs.copy_files(
                 last.checkpoint.path, path, source_filesystem=last.checkpoint.filesystem, destination_filesystem=files
             )
+            for name in (EXPR_RESULT_FILE, EXPR_PROGRESS_FILE):  # Tune warns of a trial with a checkpoint without them
+                files.open_output_stream(Path(clone.storage.trial_fs_path, name).as_posix()).close()
         except Exception:
             _remove_directories(clone)
             raise
-        for name in (EXPR_RESULT_FILE, EXPR_PROGRESS_FILE):  # Tune warns of a trial with a checkpoint that lacks them
-            files.open_output_stream(Path(clone.storage.trial_fs_path, name).as_posix()).close()
         metrics = {**last.metrics, "trial_id": clone.trial_id, "config": config}
         clone._restore_checkpoint_result = _TrainingResult(Checkpoint(path, files), metrics)
     return clone

@@ -111,7 +111,7 @@ def _own(order: Order) -> str:
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
-    """Begin to start Ray here, in turn: after who locks the folders' directory, 120 s at most. It prints to a file."""
+    """Begin to start Ray here, in turn: after who locks the folders' directory, if it can be read, 120 s at most."""
     share = share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
     options = [f"--temp-dir={_own(order)}", *_FREE_PORTS, *share]
     if order.address:
@@ -120,7 +120,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
         with socket.create_server(("", 0)) as free:  # for Ray's client server, which takes no 0, and nobody needs
             port = free.getsockname()[1]
         options += ["--head", "--port=0", f"--ray-client-server-port={port}", "--include-dashboard=false"]
-    turn = ["sh", "-c", 'exec 9< "$0"; flock --wait 120 9; "$@" 9<&-', os.path.dirname(order.folder)]
+    turn = ["sh", "-c", 'command exec 9< "$0"; flock --wait 120 9; "$@" 9<&-', os.path.dirname(order.folder)]
     command = [*turn, sys.executable, "-m", "fluidtune", "node", "start", *options]
     with open_in(order.folder, f"start-{os.getpid()}") as said:
         return subprocess.Popen(command, 0, None, subprocess.DEVNULL, said, said, env=order.variables(os.environ))

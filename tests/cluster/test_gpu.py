@@ -151,7 +151,9 @@ def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(cuda, others
     assert (lack is not None) is squeezed
     if lack is not None:
         assert lack.need == (1.0, 0.0) and not lack.between
-        assert f"of which others held {others >> 20} MiB" in lack.reason or not says
+        # Without NVML, what a context takes is a guess.
+        held = others if says else others + GIB // 2 - CONTEXT
+        assert f"of which others held {held >> 20} MiB" in lack.reason
 
 
 @pytest.mark.parametrize("used", [15 * GIB, GIB // 8])

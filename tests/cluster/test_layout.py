@@ -135,7 +135,7 @@ def test_a_device_is_what_a_node_has_and_its_trials_fit_it_or_a_line_says_what_l
         (None, {"CPU": 1, "GPU": 1.5}, {"CPU": 2, "GPU": 2}, "1.5 GPUs"),
         (None, {"CPU": 1, "GPU": 3}, {"CPU": 2, "GPU": 2}, "3 GPUs"),
         ("gpu:1", {"CPU": 1, "GPU": 2}, {"CPU": 2, "GPU": 2}, "2 GPUs"),
-        (None, {"CPU": 1, "licence": 1}, {"CPU": 2}, "licence"),
+        (None, {"CPU": 1, "licence": 1}, {"CPU": 2}, "(0 licence at most); ask"),
     ],
 )
 def test_what_cannot_be_held(

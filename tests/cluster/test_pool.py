@@ -236,15 +236,17 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
     assert given.items() <= environment.items() and "HOME_GROWN" not in environment
 
 
-def test_what_a_process_is_started_with(asked: Ray) -> None:
+def test_what_a_process_is_started_with(asked: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of several on a device has as many threads as its trial has cores. One of several GPUs is without MPS."""
+    # Found by reading: Ray sets it in a driver that `ray job submit` starts, and it was taken for the user's.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     devices: Any = SimpleNamespace(group=lambda device: "g", nodes={}, bundle=lambda device: device)
     for device, threads, mps in ((1, 4, MpsSettings(1 << 30)), (0, None, None)):
         layout = Layout("gpu", 2, {"CPU": 4.0, "GPU": 1.0}, 1.0, 4, {"CPU": 1.0, "GPU": 0.25}, threads)
         new = NewProcesses(layout, devices, "job", mps)
         new.start(device, None)
         new.start(device, ["1", "0"], several=True)
-    assert [args[1].get("OMP_NUM_THREADS") for args in asked.args[::2]] == ["4", None]
+    assert [args[1].get("OMP_NUM_THREADS") for args in asked.args[::2]] == ["4", "1"]
     assert [args[2] for args in asked.args] == [MpsSettings(1 << 30), None, None, None]
     assert asked.args[1][1]["CUDA_VISIBLE_DEVICES"] == "1,0"
     placed = [options["scheduling_strategy"] for options in asked.options[::2]]

@@ -161,4 +161,4 @@ def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
         one_node.add_node(num_cpus=1, num_gpus=1)
         results = job.result()
     assert [result.metrics["groups"] for result in results] == [2, 1]
-    assert "no node of the Ray cluster has that; its trials wait" in caplog.text
+    assert "no node of the Ray cluster has that (0 GPU at most); its trials wait" in caplog.text

@@ -151,7 +151,7 @@ def layout(
         # Nothing is known of the nodes that are to come, but that they can hold one trial.
         packing = packing if searched else min(packing, asked)
     else:
-        raise FluidTuneError(f"{_lacking(request)}; ask for less, or start Ray with it")
+        raise FluidTuneError(f"{_lacking(request, nodes or [cluster])}; ask for less, or start Ray with it")
     return _layout(spec, devices, share, packing, per_worker, per_device, threads)
 
 
@@ -190,12 +190,14 @@ def _share_cores(per_worker: dict[str, float], per_device: dict[str, float], ask
 def lack(request: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str | None:
     """Say that no node has what one trial needs; None: a node has it."""
     fits = any(all(node.get(name, 0.0) >= amount for name, amount in request.items()) for node in nodes)
-    return None if fits else _lacking(request)
+    return None if fits else _lacking(request, nodes)
 
 
-def _lacking(request: Mapping[str, float]) -> str:
+def _lacking(request: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in request}
+    short = "".join(f" ({most[name]:g} {name} at most)" for name in request if most[name] < request[name])
     asked = ", ".join(f"{amount:g} {name}" for name, amount in request.items() if amount)
-    return f"a trial asks for {asked}, and no node of the Ray cluster has that"
+    return f"a trial asks for {asked}, and no node of the Ray cluster has that{short}"
 
 
 def is_odd(asked: float) -> bool:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from fluidtune.cluster.forks.fork_launcher import OOM_SCORE
+from fluidtune.cluster.forks.fork_launcher import OOM_SCORE, THREADS_UNLESS_SET
 from fluidtune.cluster.forks.launched import Launched
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.forks.preload import MAY_DIFFER
@@ -54,10 +54,10 @@ def become(request: Launched, imported_with: Mapping[str, str], reads: tuple[str
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    environment = request.environment
+    environment, threads = request.environment, request.environment.pop(THREADS_UNLESS_SET, None)
     by_imports = {name: value for name, value in os.environ.items() if name not in imported_with}
     os.environ.clear()
-    os.environ.update({**by_imports, **environment})
+    os.environ.update({**by_imports, **({"OMP_NUM_THREADS": threads} if threads else {}), **environment})
     time.tzset()
     tempfile.tempdir = None  # a package may have had it looked up, in the server's environment
     with suppress(OSError):

@@ -21,13 +21,17 @@ THREADS = "OMP_NUM_THREADS"
 
 
 class TrialResources:
-    """What the trials of this process find, one after the other. ``environment``: what the driver has set in it."""
+    """What the trials of this process find, one after the other."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         #: The user has set the number of threads: it was there when the process started. Ray sets it after that.
-        self._users_threads = THREADS in environment_at_start() and THREADS not in environment
+        self._users_threads = THREADS in environment_at_start()
         #: The number of threads that this process began with; None: no trial has had several devices yet.
         self._own: int | None = None
+
+    def taken_of(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What this process takes of the driver's variables: not the number of threads, if it is the user's."""
+        return {name: value for name, value in environment.items() if name != THREADS or not self._users_threads}
 
     def take(self, asked: Mapping[str, float], threads_of_device: int | None) -> None:
         """Have the next trial find what it asks for.

@@ -51,12 +51,12 @@ class Worker:
     """
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None, kind: str = "cpu"):
-        adopt_environment(environment)
+        self._resources = TrialResources()
+        adopt_environment(self._resources.taken_of(environment))
         process_stack.watch()
         ray_trainable.get_parameters_by(fetched)
         ownership.watch()
         ray_trainable.leave_ipython_out()
-        self._resources = TrialResources(environment)
         self._kind = KINDS[kind]
         self._mps = None if mps is None else enter(mps, held_ids(self._kind))
         self._name = name

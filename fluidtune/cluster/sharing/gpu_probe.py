@@ -121,8 +121,8 @@ class GpuProbe(Probe):
         return next(found, None)
 
     def memory_needed(self) -> float | None:
-        """It is what torch reserved at most, and the context with all that libraries allocate by themselves: processes
-        that share a GPU have one each.
+        """The part of the memory that this process has needed: what torch reserved at most, and the context with all
+        that libraries allocate by themselves. Processes that share a GPU have one each.
         """
         cuda = _cuda()
         if cuda is None:
@@ -133,7 +133,7 @@ class GpuProbe(Probe):
         return float(min(1.0, needed / total))
 
     def kind(self) -> str | None:
-        """None: as for `_only_gpu`."""
+        """The GPU's product name. None: as for `_only_gpu`."""
         gpu = self._only_gpu()
         return None if gpu is None else gpu.name
 
@@ -146,7 +146,7 @@ class GpuProbe(Probe):
         return next((gpu for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
 
     def lost(self) -> Lack | None:
-        """By NVML."""
+        """What to tell the driver if NVML says that a GPU of this process is lost."""
         ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         for place, gpu in enumerate(self._gpus):
             why = self._nvml().lost(gpu, ordered)
@@ -155,7 +155,7 @@ class GpuProbe(Probe):
         return None
 
     def broken(self, error: BaseException) -> Lack | None:
-        """Which of several GPUs has lost memory is not known: then None, and the error is the trial's."""
+        """What to tell the driver if hardware failed. Which of several GPUs has lost memory is not known: then None."""
         if not self._gpus:
             return None
         said = next((str(each) for each in causes(error) if any(words in str(each) for words in HARDWARE)), None)
@@ -169,7 +169,7 @@ class GpuProbe(Probe):
         return self._telemetry
 
     def squeezed(self, error: BaseException) -> Lack | None:
-        """By its compute mode a GPU may admit one process."""
+        """What to tell the driver if others hold the memory, or the GPU's compute mode admits one process."""
         if any(BUSY in str(each) for each in causes(error)):
             return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
         cuda: Any = _cuda()

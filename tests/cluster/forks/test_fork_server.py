@@ -56,6 +56,20 @@ def test_such_a_variable_that_the_process_own_code_sets_asks_for_a_plain_process
     assert served.run(other, tmp_path).stdout == "2\n"
 
 
+def test_a_trials_number_of_threads_is_there_from_the_first_line_unless_the_user_has_set_one(serve, tmp_path):
+    shows = "import os\nprint([os.environ.get(each) for each in ('OMP_NUM_THREADS', 'FLUIDTUNE_THREADS')])"
+    served = serve(tmp_path, "numpy")
+    served.environment.pop("OMP_NUM_THREADS", None)
+    for command in (
+        served.command,
+        [*served.command[:-1], "@fluidtune-forks-0"],
+    ):  # forked; and plain, as there is none
+        served.command = command
+        for users, found in (({}, "4"), ({"OMP_NUM_THREADS": "2"}, "2")):
+            said = served.run(shows, tmp_path, FLUIDTUNE_THREADS="4", **users)
+            assert said.stdout == f"['{found}', None]\n", said.stderr
+
+
 def test_what_imports_have_set_in_the_environment_is_set(packages, serve, tmp_path):
     served = serve(packages(lib="import os\nos.environ['A_VALUE'] = 'set'\n"), "lib")
     program = "import os\nprint(os.environ['A_VALUE'])"
