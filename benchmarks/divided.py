@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import finish, parser, result, say
 from fluidtune.elastic.divided.follower import Follower
-from fluidtune.elastic.divided.leader import Division
+from fluidtune.elastic.divided.leader import DataParallelLeader
 from fluidtune.group_facts import GroupFacts
 
 #: Steps of one run, and how many of the first ones are not counted: they warm up, and calls are checked in them.
@@ -121,7 +121,7 @@ def run(side: str, name: str, width: int) -> list[float]:
         return steps(model, x, y)
     if side == "ddp":
         return under_ddp(model, x, y, width)
-    division = Division("benchmark", _SECRET, None, pays=False, patient=True)
+    division = DataParallelLeader("benchmark", _SECRET, None, pays=False, patient=True)
     context = multiprocessing.get_context("fork")
     attached = context.Semaphore(0)
     followers = [context.Process(target=follow, args=(division.address, attached)) for _ in range(width - 1)]

@@ -53,7 +53,7 @@ class Agent:
     """The agent of one app.
 
     session: a name that is unique to this run of the app's driver.
-    user, together, bundle: as of `messages.Heard`.
+    user, together, bundle: as of `messages.Heartbeat`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Agent:
     ):
         self.app, self.session, self.work = app, session, work
         self.user, self.together, self.bundle = user, together, dict(bundle or {})
-        #: As of `messages.Heard`.
+        #: As of `messages.Heartbeat`.
         self.life = ""
         #: GPU id -> its lease, by the arbiter's last message.
         self.leases: dict[str, m.LeaseView] = {}
@@ -82,12 +82,12 @@ class Agent:
         #: Number of messages sent.
         self._sent = 0
 
-    def heartbeat(self) -> m.Heard:
+    def heartbeat(self) -> m.Heartbeat:
         """What to send to the arbiter five times a second. The answer has the app's leases if they have changed."""
         self._sent += 1
         left = tuple(sorted(self._left))
         who = self.user, self.life, self.together, self.bundle
-        return m.Heard(self.app, self.session, self._sent, self.work.report(), self._known, left, *who)
+        return m.Heartbeat(self.app, self.session, self._sent, self.work.report(), self._known, left, *who)
 
     def take(self, answer: m.Leases | m.Refused | None) -> list[Notice]:
         """Take the answer to the last message. Returns the notices to the executor."""

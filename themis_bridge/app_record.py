@@ -100,7 +100,7 @@ class AppRecord:
     endless: bool = False
     #: Whether its newest report was compared with what happened.
     compared: bool = False
-    #: All as of `messages.Heard`; the bundle is empty if the record was made from a reservation.
+    #: All as of `messages.Heartbeat`; the bundle is empty if the record was made from a reservation.
     number: int = 0
     life: str = ""
     together: int = 1
@@ -254,7 +254,7 @@ class AppRecord:
 def valued(report: Report, elapsed: float, fair: float, together: int, haste: float = 1.0) -> Valuation:
     """What GPUs are worth to an app by its report.
 
-    fair: T_id, s. together: as of `messages.Heard`. haste: the work left, by its word, is divided by this factor.
+    fair: T_id, s. together: as of `messages.Heartbeat`. haste: the work left, by its word, is divided by this factor.
     """
     machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
     phases = [Phase(kinds) for kinds in report.phases]

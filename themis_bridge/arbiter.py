@@ -38,7 +38,7 @@ class Arbiter:
         #: What is done for each event.
         self._handlers: dict[type[m.Event], Callable[[Any], m.Refused | None]] = {
             m.Gpus: self._gpus,
-            m.Heard: self._heard,
+            m.Heartbeat: self._heard,
             m.AppLeft: self._app_left,
             m.Reservation: self._leases.note_reservation,
             m.Configured: self._configured,
@@ -82,7 +82,7 @@ class Arbiter:
         if handler is None:
             raise ThemisError(f"{event!r} is not an event that the arbiter knows; see themis_bridge.messages")
         self._pass_time(now)
-        if not isinstance(event, m.Heard):
+        if not isinstance(event, m.Heartbeat):
             self.state.account()
         return handler(event)
 
@@ -100,7 +100,7 @@ class Arbiter:
 
     # --- which apps are known
 
-    def _heard(self, event: m.Heard) -> m.Refused | None:
+    def _heard(self, event: m.Heartbeat) -> m.Refused | None:
         state, app = self.state, self.state.holder(event.app)
         if {event.session, event.life} & state.left.keys():
             over = event.session in state.left

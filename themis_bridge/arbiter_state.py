@@ -16,7 +16,7 @@ from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.bids import Endless, Valuation
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Heard, Report
+from themis_bridge.messages import Heartbeat, Report
 from themis_bridge.settings import NO_QUOTA, Settings
 
 #: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
@@ -199,7 +199,7 @@ class ArbiterState:
 
     # --- what apps report
 
-    def hear(self, event: Heard) -> bool:
+    def hear(self, event: Heartbeat) -> bool:
         """Note who an app is and its report, unless a newer one has come. Returns whether it is the newest one."""
         app = self.apps.get(event.app) or self.add(event.app, event.user)
         if app.session == event.session and event.number <= app.number:

@@ -40,7 +40,7 @@ class Valuation:
     independent: T_id, s.
     across: its S on GPUs of several machines, and of several racks.
     most: how many GPUs the app wants at most; None for all that its jobs can use.
-    together: how many GPUs of one machine each trial needs at once, see `messages.Heard`; others are of no use.
+    together: how many GPUs of one machine each trial needs at once, see `messages.Heartbeat`; others are of no use.
     """
 
     phases: Sequence[Phase]

@@ -1,7 +1,7 @@
 """All that goes into the arbiter, and what it answers, as plain frozen dataclasses. All times are seconds.
 
 Events say what is so, or what has become of a reservation. An app says five times a second who it is and how things
-are with it (`Heard`), and is told all its leases (`Leases`) if it does not know them. With its first message it joins.
+are with it (`Heartbeat`), and gets all its leases (`Leases`) if it does not know them. With its first message it joins.
 Each of the two has a state and no change of one, so that a lost or repeated message does no harm, and a late one is
 only an older report.
 """
@@ -68,7 +68,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Heard(AppEvent):
+class Heartbeat(AppEvent):
     """Who an app is, and how things are with it.
 
     number: grows with each message of the session; one with a smaller number than another says nothing any more.
@@ -103,15 +103,15 @@ MOST_GPUS = 100_000
 MOST_RESOURCES = 100
 
 
-def plain_heard(heard: object) -> Heard:
+def plain_heard(heard: object) -> Heartbeat:
     """What an app sent, with plain values. Raises ThemisError for what cannot be true."""
-    if type(heard) is not Heard or type(heard.report) is not Report:
+    if type(heard) is not Heartbeat or type(heard.report) is not Report:
         raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")
     left = _tuple(heard.left, "left", MOST_LEFT)
     pairs = [_tuple(pair, "one of left", 2, 2) for pair in left]
     together = whole(heard.together, "together")
     check_together(together)
-    return Heard(
+    return Heartbeat(
         text(heard.app, "app"),
         text(heard.session, "session"),
         whole(heard.number, "number"),
@@ -207,7 +207,7 @@ class LeaseView:
 
 @dataclass(frozen=True)
 class Leases:
-    """All leases of an app that Ray has reserved: the answer to a `Heard` that knows others.
+    """All leases of an app that Ray has reserved: the answer to a `Heartbeat` that knows others.
 
     digest: of the leases, but for the time that remains.
     promised: GPUs that are on their way to the app; 0 for apps that need no gangs. Apps that do wait for the rest of a

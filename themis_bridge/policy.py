@@ -62,7 +62,7 @@ class Need:
     best: its rho if it had all GPUs that it could use from now on.
     left: seconds until it would end with all those GPUs.
     report: what it said itself; None: only the above is known.
-    together: how many GPUs of one machine it needs at once, see `messages.Heard`.
+    together: how many GPUs of one machine it needs at once, see `messages.Heartbeat`.
     tie: its place among apps that are equal in all else.
     """
 

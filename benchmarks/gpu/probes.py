@@ -202,11 +202,11 @@ def _steps(device: str, before: Callable[[], Any], after: Callable[[], Any]) -> 
 
 def divided(device: str) -> Answer:
     from fluidtune.elastic.divided import pair
-    from fluidtune.elastic.divided.leader import Division
+    from fluidtune.elastic.divided.leader import DataParallelLeader
 
     pair.Pair = partial(pair.Pair, group=_ThroughHost)  # type: ignore[assignment, misc]
     alone_ms, alone = _steps(device, int, int)
-    division = Division("probe", PROBE_SECRET, None, device, pays=False, patient=True)
+    division = DataParallelLeader("probe", PROBE_SECRET, None, device, pays=False, patient=True)
     follower, counts = start(_follow, division.address, device), []
     try:
         attached = answer_of(*follower)

@@ -29,9 +29,9 @@ class Spec:
     arrives: seconds on the clock of the simulation.
     phases: its jobs, phase by phase.
     links: its true S on GPUs of several machines, and of several racks.
-    user: whose app it is; "": the only one of its user, see `messages.Heard`.
+    user: whose app it is; "": the only one of its user, see `messages.Heartbeat`.
     follows: the app at whose end this one arrives; "": it arrives at ``arrives``.
-    together: how many GPUs of one machine each of its jobs needs at once, see `messages.Heard`.
+    together: how many GPUs of one machine each of its jobs needs at once, see `messages.Heartbeat`.
     claims: how many it says that it needs; 0: the truth.
     """
 

@@ -41,7 +41,7 @@ class Liar(Agent):
         super().__init__(app, session, work, user, together)
         self._lie = lie
 
-    def heartbeat(self) -> m.Heard:
+    def heartbeat(self) -> m.Heartbeat:
         told, lie = super().heartbeat(), self._lie
         left = sum(kind.work for phase in told.report.phases for kind in phase)
         factor = lie.behind if lie.always is None else lie.always / max(left, 1e-9)

@@ -1,7 +1,7 @@
 """What the front says over HTTP when it is not an output: a status, a code for programs, and a text for people.
 
-Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` knows the paths and methods, `wire`
-has the table of the codes.
+Whatever is refused or wrong is raised as `HTTPError`, wherever it is found out. `route` knows the paths and methods,
+`wire` has the table of the codes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Route:
     version: str = ""
 
 
-class Said(Exception):
+class HTTPError(Exception):
     """An answer other than an output.
 
     retry_s: whole seconds after which a client may ask again; a status 503 has them. closes: the connection ends behind
@@ -78,9 +78,9 @@ class Said(Exception):
         return as_json(self.status, {"error": self.text, "code": self.code}, self.headers)
 
 
-def refused(code: str, text: str, retry_s: float | None = None, closes: bool = False) -> Said:
+def refused(code: str, text: str, retry_s: float | None = None, closes: bool = False) -> HTTPError:
     """A 503. retry_s: seconds until there may be an answer, if it is a matter of load."""
-    return Said(503, code, text, AGAIN_S if retry_s is None else max(1, math.ceil(retry_s)), closes)
+    return HTTPError(503, code, text, AGAIN_S if retry_s is None else max(1, math.ceil(retry_s)), closes)
 
 
 def in_protocol(path: str) -> bool:
@@ -106,23 +106,23 @@ def _asked(path: str) -> tuple[str, dict[str, str]]:
 
 
 def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
-    """Raises `Said` for what there is not. versions: of each model, the first one being that of ``POST /``."""
+    """Raises `HTTPError` for what there is not. versions: of each model, the first one being that of ``POST /``."""
     what, named = _asked(path)
     if (method, what) == ("POST", "about"):
         return Route("ask", next(iter(versions)))
     asked = Route(what, **named)
     if "model" in named and asked.model not in versions:
         if what == "ask" and in_protocol(path):
-            raise Said(404, "not_found", f"there is no {path}; GET /v2 or /v2/models/MODEL")
-        raise Said(404, "not_found", f"no model {asked.model!r} is served; there are {', '.join(versions)}")
+            raise HTTPError(404, "not_found", f"there is no {path}; GET /v2 or /v2/models/MODEL")
+        raise HTTPError(404, "not_found", f"no model {asked.model!r} is served; there are {', '.join(versions)}")
     if asked.version and asked.version not in versions[asked.model]:
         there = ", ".join(versions[asked.model])
-        raise Said(404, "not_found", f"model {asked.model!r} has no version {asked.version!r}; there are {there}")
+        raise HTTPError(404, "not_found", f"model {asked.model!r} has no version {asked.version!r}; there are {there}")
     allowed = ["POST"] if what in ("ask", "infer") else ["GET", "HEAD"]
     if method not in allowed:
         allowed += ["POST"] if what == "about" else []
         said = f"{method} {path} is not served; send {' or '.join(allowed)}{', or GET /' * (what == 'ask')}"
-        raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
+        raise HTTPError(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
     return asked
 
 

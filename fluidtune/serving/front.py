@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fluidtune.serving.answers import Route, Said, as_json, in_protocol, is_probe, refused, route
+from fluidtune.serving.answers import HTTPError, Route, as_json, in_protocol, is_probe, refused, route
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import MOST_TENSORS, Holding
 from fluidtune.serving.lifetime import Lifetime
@@ -53,7 +53,7 @@ class Front:
     """An ASGI application that asks the models of a service.
 
     `answers` has the paths and what is said at them. The body of a request is one input as a JSON value (`PlainInput`),
-    or a batch of tensors (`Interface`). All answers but outputs are `Said`.
+    or a batch of tensors (`Interface`). All answers but outputs are `HTTPError`.
     """
 
     def __init__(self, setting: Setting, life: Lifetime):
@@ -68,16 +68,16 @@ class Front:
         try:
             self._check_token(request)
             response = await self._respond(request, arrival, number)
-        except Said as said:
+        except HTTPError as said:
             response = said.response(in_protocol(scope["path"]))
         response.headers[REQUEST_ID] = number[:MOST_ID]
         await response(scope, receive, send)
 
     async def _respond(self, request: Request, arrival: float, number: str) -> Response:
-        """Raises `Said`."""
+        """Raises `HTTPError`."""
         path = request.scope["path"]
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
-            raise Said(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
+            raise HTTPError(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
         asked = route(request.method, path, self._versions())
         if request.method != "POST":
             return self._shown(asked)
@@ -106,8 +106,8 @@ class Front:
                 if response.status_code != 200:
                     logger.warning("Request %s: %s", number[:MOST_ID], bytes(response.body).decode())
                 return response
-        except (Refused, ServeError, Said) as error:
-            said = error if isinstance(error, Said) else self._said(error, key)
+        except (Refused, ServeError, HTTPError) as error:
+            said = error if isinstance(error, HTTPError) else self._said(error, key)
             # Its client left less than the SLO: it wanted its answer sooner, or its body came slowly.
             hurried = holding.until < arrival + slo or holding.waited > SLOW * slo
             self._count(key, said, hurried, holding.inputs)
@@ -120,10 +120,10 @@ class Front:
             return about.interface, MOST_TENSORS * about.most
         return PlainInput(about.interface.form), about.most
 
-    def _said(self, error: Refused | ServeError, key: str) -> Said:
+    def _said(self, error: Refused | ServeError, key: str) -> HTTPError:
         """The answer to a request that is refused, or that is none."""
         if not isinstance(error, Refused):
-            return Said(400, "bad_input", str(error))
+            return HTTPError(400, "bad_input", str(error))
         server, placed = self._life.server, self._life.placed
         if error.reason in MAY_HAVE_RUN | {Reason.CLOSED}:
             placed = None
@@ -136,7 +136,7 @@ class Front:
     def _key(self, asked: Route, number: str) -> str:
         """Of the model and version that answer the request with this id.
 
-        Raises `Said` if there is no version any more that it names.
+        Raises `HTTPError` if there is no version any more that it names.
         """
         service, server = self._life.rollouts.service, self._life.server
         if asked.model != self._names[0]:
@@ -145,7 +145,7 @@ class Front:
             able = service.phase != "canary" or server.able_for(service.known[1].key)  # type: ignore[union-attr]
             return service.drawn(number, able).key
         if asked.version not in service.answering:
-            raise Said(404, "not_found", f"version {asked.version} of {asked.model} is not there any more")
+            raise HTTPError(404, "not_found", f"version {asked.version} of {asked.model} is not there any more")
         return service.answering[asked.version].key
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
@@ -190,7 +190,7 @@ class Front:
     async def _ask(
         self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], until: float
     ) -> list[tuple[int, str]]:
-        """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
+        """The status and the text of each answer of the server's model ``name``. Raises `HTTPError` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
         if self._life.placed is not None:
             self._life.placed.asks(name, len(values))
@@ -208,7 +208,7 @@ class Front:
                 return _outcomes(answers, 1) if len(values) == 1 else asked.result()
             if gone.done() and not gone.cancelled():
                 self._life.books.count(name, "cancelled", len(values))
-                raise Said(400, "disconnected", "the client has gone")
+                raise HTTPError(400, "disconnected", "the client has gone")
             raise Refused(name, _too_late(answers, len(values)))
         finally:
             gone.cancel()
@@ -255,7 +255,7 @@ class Front:
                 one.cancel()
 
     def _check_there(self) -> AsyncServer:
-        """Raises `Said` if nothing can be answered whatever the load is. A lost model process may be back in time."""
+        """Raises `HTTPError` if nothing can be answered at any load. A lost model process may be back in time."""
         if self._life.stopping:
             raise refused("stopping", "the service is being stopped", closes=True)
         if self._life.server is None or self._life.devices is None:
@@ -266,12 +266,12 @@ class Front:
         return self._life.server
 
     def _check_loaded(self, name: str) -> None:
-        """Raises `Said` for one of several models that no device could load."""
+        """Raises `HTTPError` for one of several models that no device could load."""
         if self._life.placed is not None and (why := self._life.placed.unavailable.get(name)):
             raise refused("no_model_process", f"model {name} is not loaded: {why}")
 
     def _check_ready(self, asked: Route) -> None:
-        """Raises `Said` if no model process can answer now. asked: maybe about a model, and a version of it."""
+        """Raises `HTTPError` if no model process can answer now. asked: maybe about a model, and a version of it."""
         server, service, model = self._check_there(), self._life.rollouts.service, asked.model
         self._check_loaded(model)
         key = service.answering.get(asked.version, service.serving).key if model == self._names[0] else model
@@ -279,14 +279,14 @@ class Front:
         if not comes_when_asked and not self._life.able(server, key):
             raise refused("no_model_process", "no model process answers")
 
-    def _count(self, name: str, said: Said, hurried: bool, times: int) -> None:
+    def _count(self, name: str, said: HTTPError, hurried: bool, times: int) -> None:
         """hurried: its client left less than the SLO."""
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
             self._life.books.count(name, became if said.status == 503 else "bad", times, hurried)
 
     def _shown(self, asked: Route) -> Response:
-        """What needs no model: a state, a description, or counts. Raises `Said`."""
+        """What needs no model: a state, a description, or counts. Raises `HTTPError`."""
         what, name = asked.what, asked.model
         if what in ("ready", "model_ready"):
             self._check_ready(asked)
@@ -313,14 +313,14 @@ class Front:
         return Response(self._life.document, media_type="application/json")
 
     def _check_token(self, request: Request) -> None:
-        """Raises `Said` for a request without the service's token. Probes need none."""
+        """Raises `HTTPError` for a request without the service's token. Probes need none."""
         token = self._setting.token
         if token is None or is_probe(request.scope["path"]):
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             said = "the bearer token is missing or wrong; send the header Authorization: Bearer TOKEN"
-            raise Said(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
+            raise HTTPError(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _outcomes(answers: Sequence[Answer], count: int) -> list[tuple[int, str]]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from fluidtune.serving.answers import Said, refused
+from fluidtune.serving.answers import HTTPError, refused
 from fluidtune.serving.loaded_model import as_json
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Intake:
 
     @contextlib.contextmanager
     def one(self, holding: Holding) -> Iterator[None]:
-        """A request is open. Raises `Said` if there are too many."""
+        """A request is open. Raises `HTTPError` if there are too many."""
         if self.open >= MOST_OPEN:
             raise refused("too_many", f"{MOST_OPEN} inputs are open already", self._slo)
         self.open += 1
@@ -122,7 +122,7 @@ class Intake:
                 self._hold(holding, 0)
 
     def hold_inputs(self, holding: Holding, inputs: int) -> None:
-        """An open request has been read, and has so many inputs. Raises `Said` if there are too many."""
+        """An open request has been read, and has so many inputs. Raises `HTTPError` if there are too many."""
         self.open += inputs - holding.inputs
         holding.inputs = inputs
         if inputs > 1 and self.open > MOST_OPEN:
@@ -131,7 +131,7 @@ class Intake:
     async def read(self, request: Request, decode: Callable[[bytes], T], most: int, holding: Holding) -> T:
         """What is decoded of the request's body. most: bytes that it may have.
 
-        Raises `Said`, and what ``decode`` raises. Of a body that says that it is too large, nothing is read.
+        Raises `HTTPError`, and what ``decode`` raises. Of a body that says that it is too large, nothing is read.
         """
 
         self._admit(request, most, holding)
@@ -143,7 +143,7 @@ class Intake:
             said = "its body was not there and read at its deadline"
             raise refused("body_late", said, self._slo, closes=True) from None
         except ClientDisconnect:
-            raise Said(400, "disconnected", "the client has gone") from None
+            raise HTTPError(400, "disconnected", "the client has gone") from None
         finally:
             self.reading -= 1
 
@@ -152,11 +152,11 @@ class Intake:
         return encode() if size <= LARGE else await _beside(self._writes, encode, holding)
 
     def _admit(self, request: Request, most: int, holding: Holding) -> None:
-        """Raises `Said` for a body that is not even to be read."""
+        """Raises `HTTPError` for a body that is not even to be read."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             said = f"the body has the content encoding {encoding!r}; send it as it is"
-            raise Said(415, "content_encoding", said, headers={"Accept-Encoding": "identity"})
+            raise HTTPError(415, "content_encoding", said, headers={"Accept-Encoding": "identity"})
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > most:
             raise _too_large(most)
@@ -200,6 +200,6 @@ async def _beside(thread: ThreadPoolExecutor, do: Callable[[], T], holding: Hold
     return await asyncio.wait_for(asyncio.shield(holding.job), holding.until - time.monotonic())
 
 
-def _too_large(most: int) -> Said:
+def _too_large(most: int) -> HTTPError:
     said = f"the body has more than {most} bytes; send less, or serve with a larger max_body"
-    return Said(413, "too_large", said)
+    return HTTPError(413, "too_large", said)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import TrialLife, on_event
+from fluidtune.trials.life import TrialStateMachine, on_event
 from fluidtune.trials.recoveries import fail, move, recover
 from fluidtune.trials.resizes import ask_to_leave, begin_resize, end_growth
 
@@ -14,7 +14,7 @@ from fluidtune.trials.resizes import ask_to_leave, begin_resize, end_growth
 NO_MODULE = "it has called no torch module with parameters in an iteration"
 
 
-def issue_next(life: TrialLife) -> None:
+def issue_next(life: TrialStateMachine) -> None:
     """Send the trial's oldest call to its leader, unless one is under way."""
     if life.place != "live" or not life.calls or life.calls[0].issued:
         return
@@ -33,7 +33,7 @@ def issue_next(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_method_called(event: m.MethodCalled, life: TrialLife) -> None:
+def _on_method_called(event: m.MethodCalled, life: TrialStateMachine) -> None:
     call = event.call
     stands_at, life.stands_at = life.stands_at, None
     if stands_at is not None and call.method == "restore" and life.place == "live":
@@ -49,14 +49,14 @@ def _on_method_called(event: m.MethodCalled, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_calls_dropped(event: m.CallsDropped, life: TrialLife) -> None:
+def _on_calls_dropped(event: m.CallsDropped, life: TrialStateMachine) -> None:
     life.crew.computes = life.crew.computes or any(call.issued for call in life.calls)
     life.order(m.DropCalls(tuple(life.calls)))
     life.calls.clear()
 
 
 @on_event.register
-def _on_loaded(event: m.Loaded, life: TrialLife) -> None:
+def _on_loaded(event: m.Loaded, life: TrialStateMachine) -> None:
     if not life.expects(event.worker):
         return  # the trial ended while it was being loaded
     life.go("live")
@@ -74,14 +74,14 @@ def _on_loaded(event: m.Loaded, life: TrialLife) -> None:
     issue_next(life)
 
 
-def _answered(life: TrialLife, call: m.Call) -> None:
+def _answered(life: TrialStateMachine, call: m.Call) -> None:
     """The call is answered: the next one may be sent."""
     life.calls.remove(call)
     issue_next(life)
 
 
 @on_event.register
-def _on_answered(event: m.Answered, life: TrialLife) -> None:
+def _on_answered(event: m.Answered, life: TrialStateMachine) -> None:
     call = event.call
     if not life.expects(call):
         return
@@ -94,12 +94,12 @@ def _on_answered(event: m.Answered, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialLife) -> None:
+def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialStateMachine) -> None:
     issue_next(life)
 
 
 @on_event.register
-def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialLife) -> None:
+def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialStateMachine) -> None:
     if life.expects(event.call):
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number
@@ -108,7 +108,7 @@ def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialLife) -> Non
 
 
 @on_event.register
-def _on_raised(event: m.Raised, life: TrialLife) -> None:
+def _on_raised(event: m.Raised, life: TrialStateMachine) -> None:
     if not life.expects(event.by):
         return
     if isinstance(event.by, m.Call) and event.by.wants_error and not event.final:
@@ -120,14 +120,14 @@ def _on_raised(event: m.Raised, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
+def _on_room_lacking(event: m.RoomLacking, life: TrialStateMachine) -> None:
     """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
     if not life.expects(event.by):
         return
     if event.devices is not None:
         life.order(m.Write("room_lacking", {"device": life.crew.devices[0], "memory": None}, event.reason))
         recover(life, event.reason)
-        life.order(m.Spread(m.Shown(devices=event.devices)))
+        life.order(m.ShareCapabilities(m.TrainableCapabilities(devices=event.devices)))
         return
     if event.need is not None:
         persistent, ephemeral = event.need
@@ -147,7 +147,7 @@ def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
+def _on_iteration_done(event: m.IterationDone, life: TrialStateMachine) -> None:
     call, reply = event.call, event.reply
     if not life.expects(call):
         return
@@ -162,7 +162,7 @@ def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
     life.order(m.TellTune(call, reply.result, progress))
 
 
-def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
+def _learn(life: TrialStateMachine, reply: m.Reply, final: bool, reported: int) -> None:
     """Tell the engine and the log what an iteration showed. ``reported``: the iterations that Tune had seen before.
 
     The engine's estimates of speed come from `Result` alone. The log and the stall detector get the same seconds at
@@ -177,10 +177,10 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         _is_of(life, reply.kind)
-        life.order(m.Spread(m.Shown(kind=reply.kind)))
+        life.order(m.ShareCapabilities(m.TrainableCapabilities(kind=reply.kind)))
     if facts.calls_modules and not life.growable:
         _can_grow(life)
-        life.order(m.Spread(m.Shown(growable=True)))
+        life.order(m.ShareCapabilities(m.TrainableCapabilities(growable=True)))
     for module, verdict, why in facts.checked:
         life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
     if facts.grown is not None:
@@ -199,19 +199,19 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
         life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))
 
 
-def _is_of(life: TrialLife, kind: m.Kind) -> None:
+def _is_of(life: TrialStateMachine, kind: m.Kind) -> None:
     """The kind of a trial is in the log whoever has shown it, the trial itself or another one."""
     life.kind = kind
     life.order(m.Write("kind_found", {"kind": kind}), m.Tell(engine.KindFound(life.trial, kind)))
 
 
-def _can_grow(life: TrialLife) -> None:
+def _can_grow(life: TrialStateMachine) -> None:
     life.growable = True
     life.order(m.Write("can_grow"), m.Tell(engine.CanGrow(life.trial)))
 
 
 @on_event.register
-def _on_learned(event: m.Learned, life: TrialLife) -> None:
+def _on_learned(event: m.CapabilitiesLearned, life: TrialStateMachine) -> None:
     shown = event.shown
     if shown.kind is not None and life.kind == "plain":
         _is_of(life, shown.kind)

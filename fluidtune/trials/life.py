@@ -33,7 +33,7 @@ class LifeError(RuntimeError):
     The message has the trial's state and its latest events, each with the states after it, oldest first.
     """
 
-    def __init__(self, life: TrialLife, what: str) -> None:
+    def __init__(self, life: TrialStateMachine, what: str) -> None:
         story = [f"  {event} -> {place}, {change}, {wish}" for event, place, change, wish in life.story]
         if life.under_way:
             story.append(f"  {life.under_way}")
@@ -169,7 +169,7 @@ class Crew:
 
 
 @dataclass(eq=False)
-class TrialLife:
+class TrialStateMachine:
     """A trial from the moment Tune asks for its actor until Tune lets go of it, or it fails.
 
     One thing: what other modules change of a trial, they change here, where its three states are kept legal.
@@ -288,6 +288,6 @@ class TrialLife:
 
 
 @singledispatch
-def on_event(event: Event | engine.Instruction, life: TrialLife) -> None:
+def on_event(event: Event | engine.Instruction, life: TrialStateMachine) -> None:
     """Change the life for one event; `lifecycle` names the modules with its functions. LifeError for anything else."""
     raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from fluidtune.engine import messages as engine
 from fluidtune.trials import calls, recoveries, resizes  # noqa: F401 (they register their functions)
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife, on_event
+from fluidtune.trials.life import LifeError, TrialStateMachine, on_event
 
 
-def handle(life: TrialLife, event: m.Event | engine.Instruction) -> list[m.Instruction]:
+def handle(life: TrialStateMachine, event: m.Event | engine.Instruction) -> list[m.Instruction]:
     """Change the life for one event. Returns what the shell must do, in this order.
 
     Where an instruction is answered by an event at once, the shell handles that event, and carries out what follows
@@ -31,7 +31,7 @@ def handle(life: TrialLife, event: m.Event | engine.Instruction) -> list[m.Instr
 
 
 @on_event.register
-def _on_start(event: engine.Start, life: TrialLife) -> None:
+def _on_start(event: engine.Start, life: TrialStateMachine) -> None:
     if life.has_place:
         recoveries.detach(life, "its device was lost")
     life.go("placed")
@@ -45,14 +45,14 @@ def _on_start(event: engine.Start, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_worker_found(event: m.WorkerFound, life: TrialLife) -> None:
+def _on_worker_found(event: m.WorkerFound, life: TrialStateMachine) -> None:
     life.go("loading")
     life.crew.leader, life.crew.computes, life.done_here = event.worker, False, 0
     life.order(m.Load(event.worker))
 
 
 @on_event.register
-def _on_resumed(event: m.Resumed, life: TrialLife) -> None:
+def _on_resumed(event: m.Resumed, life: TrialStateMachine) -> None:
     life.go("live")
     life.times_live += 1
     life.stands_at = life.seen.delivered
@@ -63,7 +63,7 @@ def _on_resumed(event: m.Resumed, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_suspend(event: engine.Suspend, life: TrialLife) -> None:
+def _on_suspend(event: engine.Suspend, life: TrialStateMachine) -> None:
     if life.over:
         raise LifeError(life, "it is to leave its devices")
     resizes.ask_to_leave(life, event.why.words)

@@ -111,7 +111,7 @@ def _plain(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrainableCapabilities:
     """What trials of one trainable have turned out to be.
 
     ``kind``: None: none has shown it, and they are taken to be plain. ``growable``: they can have several workers.
@@ -211,7 +211,7 @@ class Raised(Event):
 
 
 @dataclass(frozen=True)
-class CannotStay(Event):
+class MustReschedule(Event):
     """The trial must go on in another process, for this reason. ``by``: see `LeaderDied`; None: it has no leader yet.
 
     As where its code cannot run in a forked process, its device has failed, or its commit is not whole.
@@ -320,10 +320,10 @@ class FollowerEnded(Event):
 
 
 @dataclass(frozen=True)
-class Learned(Event):
+class CapabilitiesLearned(Event):
     """Trials of its trainable have shown this, while it has no place."""
 
-    shown: Shown
+    shown: TrainableCapabilities
 
 
 # Instructions
@@ -352,7 +352,7 @@ class Announce(Instruction):
 class RequestLeader(Instruction):
     """Find a worker of ``device`` that sees the devices ``others`` as well.
 
-    Answered by `WorkerFound` or `CannotStay`, while `TrialLife.wants_leader` holds for ``placement``.
+    Answered by `WorkerFound` or `MustReschedule`, while `TrialStateMachine.wants_leader` holds for ``placement``.
     """
 
     device: int
@@ -387,7 +387,7 @@ class DropCalls(Instruction):
 
 @dataclass(frozen=True)
 class RequestJoiner(Instruction):
-    """Find a worker of ``device``. Answered by `JoinerFound` while `TrialLife.wants_joiner` holds."""
+    """Find a worker of ``device``. Answered by `JoinerFound` while `TrialStateMachine.wants_joiner` holds."""
 
     device: int
     generation: int
@@ -538,7 +538,7 @@ class Warn(Instruction):
 
 
 @dataclass(frozen=True)
-class Spread(Instruction):
-    """The trial has shown this. All trials of its trainable that wait for devices get `Learned`."""
+class ShareCapabilities(Instruction):
+    """The trial has shown this. All trials of its trainable that wait for devices get `CapabilitiesLearned`."""
 
-    shown: Shown
+    shown: TrainableCapabilities

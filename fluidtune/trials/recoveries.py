@@ -11,12 +11,12 @@ from fluidtune.engine import messages as engine
 from fluidtune.engine.reasons import Reason
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import TrialLife, on_event
+from fluidtune.trials.life import TrialStateMachine, on_event
 from fluidtune.trials.life_states import HELD
 from fluidtune.trials.resizes import call_off, discard_joining, follower_failed
 
 
-def recover(life: TrialLife, reason: str) -> None:
+def recover(life: TrialStateMachine, reason: str) -> None:
     """Take the trial off what is left of its workers, and have the engine give it new devices."""
     if life.over:
         return
@@ -24,7 +24,7 @@ def recover(life: TrialLife, reason: str) -> None:
     life.order(m.NoteDeparture(reason), m.PollDevices(), m.Tell(engine.WorkerLost(life.trial)))
 
 
-def detach(life: TrialLife, reason: str) -> None:
+def detach(life: TrialStateMachine, reason: str) -> None:
     """Take the trial off its workers. What Tune waits for will be asked again of the next leader."""
     life.go("queued")
     life.losses.last = reason
@@ -37,7 +37,7 @@ def detach(life: TrialLife, reason: str) -> None:
     unload(life, "short")
 
 
-def fail(life: TrialLife, error: Exception) -> None:
+def fail(life: TrialStateMachine, error: Exception) -> None:
     """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
     life.go("ended")
     calls = tuple(life.calls)
@@ -47,7 +47,7 @@ def fail(life: TrialLife, error: Exception) -> None:
     life.calls.clear()
 
 
-def move(life: TrialLife) -> None:
+def move(life: TrialStateMachine) -> None:
     """Take the trial off its devices at its own checkpoint or commit; the engine says where it goes on."""
     life.go("moving")
     life.ask_to("stay")
@@ -58,7 +58,9 @@ def move(life: TrialLife) -> None:
     unload(life, "long", then=True)
 
 
-def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, waits: bool = False) -> None:
+def unload(
+    life: TrialStateMachine, patience: m.Patience, then: bool = False, keep: bool = False, waits: bool = False
+) -> None:
     """Take all workers off the trial. Its followers are unloaded when their leader lets go of them, or ``waits``."""
     crew = life.crew
     leader, crew.leader = crew.leader, None
@@ -79,7 +81,7 @@ def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool
 
 
 @on_event.register
-def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
+def _on_leader_died(event: m.LeaderDied, life: TrialStateMachine) -> None:
     if not life.expects(event.by):
         return
     life.crew.leader = None
@@ -90,19 +92,19 @@ def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_cannot_stay(event: m.CannotStay, life: TrialLife) -> None:
+def _on_cannot_stay(event: m.MustReschedule, life: TrialStateMachine) -> None:
     if event.by is None or life.expects(event.by):
         recover(life, event.why)
 
 
 @on_event.register
-def _on_release(event: engine.Release, life: TrialLife) -> None:
+def _on_release(event: engine.Release, life: TrialStateMachine) -> None:
     if life.has_place:
         detach(life, "one of its devices was lost")
 
 
 @on_event.register
-def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
+def _on_follower_ended(event: m.FollowerEnded, life: TrialStateMachine) -> None:
     """The leader computes what the follower has not, and the trial goes on. Nothing is repeated."""
     crew, worker, how = life.crew, event.worker, event.how
     if crew.followers.get(worker.device) is not worker:
@@ -116,7 +118,7 @@ def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
         follower_failed(life, width, event.why or "a death")
 
 
-def _go_on_without(life: TrialLife, lost: m.Worker, why: str) -> None:
+def _go_on_without(life: TrialStateMachine, lost: m.Worker, why: str) -> None:
     """The engine decides anew how wide the trial shall be. A resize that is under way is called off."""
     crew = life.crew
     discard_joining(life, "a resize was called off")
@@ -131,7 +133,7 @@ def _go_on_without(life: TrialLife, lost: m.Worker, why: str) -> None:
 
 
 @on_event.register
-def _on_unloaded(event: m.Unloaded, life: TrialLife) -> None:
+def _on_unloaded(event: m.Unloaded, life: TrialStateMachine) -> None:
     if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
         life.go("queued")
         life.gang = life.outside.needs_several()
@@ -139,14 +141,14 @@ def _on_unloaded(event: m.Unloaded, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_released(event: m.Released, life: TrialLife) -> None:
+def _on_released(event: m.Released, life: TrialStateMachine) -> None:
     life.released_from = life.place
     life.go("released")
     life.order(m.Forget(), m.DropCalls(tuple(life.calls)))
 
 
 @on_event.register
-def _on_left(event: m.Left, life: TrialLife) -> None:
+def _on_left(event: m.Left, life: TrialStateMachine) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
     stands = life.released_from == "live" and not life.crew.computes and not any(call.issued for call in life.calls)

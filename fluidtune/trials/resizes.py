@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import MAX_DEATHS, LifeError, TrialLife, on_event
+from fluidtune.trials.life import MAX_DEATHS, LifeError, TrialStateMachine, on_event
 
 
-def begin_resize(life: TrialLife) -> None:
+def begin_resize(life: TrialStateMachine) -> None:
     """Bring the workers of the trial to the devices ``wanted`` of its crew."""
     crew = life.crew
     new = [device for device in crew.wanted if device not in crew.devices]
@@ -39,7 +39,7 @@ def begin_resize(life: TrialLife) -> None:
         _resized(life, changed=bool(gone))
 
 
-def _out_of_reach(life: TrialLife) -> None:
+def _out_of_reach(life: TrialStateMachine) -> None:
     """Nodes have come to a cluster that had one: the leader is reached from there when it is loaded anew."""
     why = "its leader is not reached from another node"
     if life.commits:
@@ -49,7 +49,7 @@ def _out_of_reach(life: TrialLife) -> None:
         cancel_resize(life, why)
 
 
-def _resized(life: TrialLife, changed: bool = True) -> None:
+def _resized(life: TrialStateMachine, changed: bool = True) -> None:
     """The workers are where they are wanted. Nothing was stopped for that, so that it took no time."""
     crew = life.crew
     if changed:
@@ -57,13 +57,13 @@ def _resized(life: TrialLife, changed: bool = True) -> None:
     life.order(m.Tell(engine.Resized(life.trial, crew.devices, 0.0)))
 
 
-def ask_to_leave(life: TrialLife, why: str) -> None:
+def ask_to_leave(life: TrialStateMachine, why: str) -> None:
     """The trial is to leave its devices at its next checkpoint or commit, for this reason, in words."""
     life.ask_to("leave")
     life.leaves_for = why
 
 
-def call_off(life: TrialLife) -> list[m.Worker]:
+def call_off(life: TrialStateMachine) -> list[m.Worker]:
     """Forget the resize under way. Returns the workers that were to be attached."""
     crew = life.crew
     joining, crew.joining = list(crew.joining.values()), {}
@@ -72,12 +72,12 @@ def call_off(life: TrialLife) -> list[m.Worker]:
     return joining
 
 
-def discard_joining(life: TrialLife, why: str) -> None:
+def discard_joining(life: TrialStateMachine, why: str) -> None:
     """Call the resize off, if one is under way. Its new workers may be attached already: their processes are ended."""
     life.order(*(m.Discard(worker, why) for worker in call_off(life)))
 
 
-def cancel_resize(life: TrialLife, reason: str) -> None:
+def cancel_resize(life: TrialStateMachine, reason: str) -> None:
     """The trial stays as it is."""
     discard_joining(life, "a resize was called off")
     crew = life.crew
@@ -86,7 +86,7 @@ def cancel_resize(life: TrialLife, reason: str) -> None:
     life.order(failed, m.Tell(engine.ResizeFailed(life.trial, crew.devices)))
 
 
-def end_growth(life: TrialLife, reason: str, stays: bool = False) -> None:
+def end_growth(life: TrialStateMachine, reason: str, stays: bool = False) -> None:
     """The trial is not to grow again. ``stays``: it keeps the workers that it has; else it is shrunk to one."""
     crew = life.crew
     if crew.growth_ended:
@@ -99,7 +99,7 @@ def end_growth(life: TrialLife, reason: str, stays: bool = False) -> None:
     life.order(m.Tell(engine.GrowthEnded(life.trial, stays)))
 
 
-def follower_failed(life: TrialLife, workers: int, reason: str) -> None:
+def follower_failed(life: TrialStateMachine, workers: int, reason: str) -> None:
     """One of ``workers``, or of so many to be, failed by itself. The trial goes on. After the third growth in which one
     failed it keeps the workers that it has.
     """
@@ -111,7 +111,7 @@ def follower_failed(life: TrialLife, workers: int, reason: str) -> None:
         end_growth(life, f"{failed} {reason}", stays=True)
 
 
-def _settle(life: TrialLife) -> None:
+def _settle(life: TrialStateMachine) -> None:
     """A new worker was attached or will not be: the resize is over when none is awaited any more."""
     crew = life.crew
     if crew.change != "attaching" or crew.awaited:
@@ -127,7 +127,7 @@ def _settle(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_resize(event: engine.Resize, life: TrialLife) -> None:
+def _on_resize(event: engine.Resize, life: TrialStateMachine) -> None:
     if life.over:
         raise LifeError(life, f"it is to be resized to {event.devices}")
     discard_joining(life, "a device of the resize was lost")
@@ -137,7 +137,7 @@ def _on_resize(event: engine.Resize, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_joiner_found(event: m.JoinerFound, life: TrialLife) -> None:
+def _on_joiner_found(event: m.JoinerFound, life: TrialStateMachine) -> None:
     crew, worker = life.crew, event.worker
     if worker.device not in crew.awaited or worker.device in crew.joining:
         raise LifeError(life, f"{worker.name} of device {worker.device} is to be attached")
@@ -145,7 +145,7 @@ def _on_joiner_found(event: m.JoinerFound, life: TrialLife) -> None:
     life.order(m.Attach(worker))
 
 
-def _answered(life: TrialLife, worker: m.Worker, failed: str | None = None) -> bool:
+def _answered(life: TrialStateMachine, worker: m.Worker, failed: str | None = None) -> bool:
     """A worker that was to be attached has answered. False: it is none of the resize under way."""
     crew = life.crew
     if crew.joining.get(worker.device) is not worker:
@@ -157,7 +157,7 @@ def _answered(life: TrialLife, worker: m.Worker, failed: str | None = None) -> b
 
 
 @on_event.register
-def _on_attached(event: m.Attached, life: TrialLife) -> None:
+def _on_attached(event: m.Attached, life: TrialStateMachine) -> None:
     if _answered(life, event.worker):
         life.crew.followers[event.worker.device] = event.worker
         life.crew.note_devices()
@@ -165,7 +165,7 @@ def _on_attached(event: m.Attached, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_not_attached(event: m.NotAttached, life: TrialLife) -> None:
+def _on_not_attached(event: m.NotAttached, life: TrialStateMachine) -> None:
     worker, why, wanted = event.worker, event.why, len(life.crew.wanted)
     if not _answered(life, worker, why):
         return

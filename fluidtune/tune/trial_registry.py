@@ -23,7 +23,7 @@ from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.device_kinds import by_resource
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
-from fluidtune.trials.messages import Shown
+from fluidtune.trials.messages import TrainableCapabilities
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
 
@@ -74,7 +74,7 @@ class TrialRegistry:
         #: Trainable class -> its reference in Ray's object store.
         self._references: dict[Any, Any] = {}
         #: Name of a trainable -> what its trials have shown.
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, TrainableCapabilities] = {}
 
     # --- what a trial asks for
 
@@ -177,15 +177,17 @@ class TrialRegistry:
             self._references[trainable] = ray.put(emulated or trainable)
         return self._references[trainable]
 
-    def shown_by(self, trial: Trial) -> Shown:
+    def shown_by(self, trial: Trial) -> TrainableCapabilities:
         """What trials of its trainable have shown so far. Later ones are taken to be of the same kind."""
-        return self._shown.get(trial.trainable_name, Shown())
+        return self._shown.get(trial.trainable_name, TrainableCapabilities())
 
-    def learn(self, trial: Trial, new: Shown) -> Shown:
+    def learn(self, trial: Trial, new: TrainableCapabilities) -> TrainableCapabilities:
         """The trial has shown this. Returns it, with as many devices as any of its trainable has needed."""
         known = self.shown_by(trial)
         new = replace(new, devices=new.devices and max(new.devices, known.devices))
-        both = Shown(new.kind or known.kind, new.growable or known.growable, new.devices or known.devices)
+        both = TrainableCapabilities(
+            new.kind or known.kind, new.growable or known.growable, new.devices or known.devices
+        )
         self._shown[trial.trainable_name] = both
         return new
 

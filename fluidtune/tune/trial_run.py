@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial
 from fluidtune.elastic.divided.meeting import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, count_checkpoint
-from fluidtune.trials.life import SeenResults, TrialLife
+from fluidtune.trials.life import SeenResults, TrialStateMachine
 from fluidtune.trials.messages import Call, Checkpoint, Outside
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TrialRun:
     #: Of its trainable's constructor.
     kwargs: dict[str, Any]
     trainable_ref: Any
-    life: TrialLife
+    life: TrialStateMachine
     #: Where the checkpoint is from which the driver before had the trial go on, and then heard results of it; None:
     #: there is none, or this driver has started the trial before.
     continued: str | None = None
@@ -74,7 +74,7 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         needs_several=lambda: trials.share_of(trial) > 1,
     )
     shown = trials.shown_by(trial)
-    life = TrialLife(name, outside, shown.kind or "plain", results_seen(trial), shown.growable)
+    life = TrialStateMachine(name, outside, shown.kind or "plain", results_seen(trial), shown.growable)
     continued = None if name in job.started else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life, continued)
 

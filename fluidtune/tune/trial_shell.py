@@ -18,7 +18,7 @@ from fluidtune.cluster import process_stack
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
-from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
 from fluidtune.errors import FluidTuneError, TrialTimeoutError
@@ -120,8 +120,8 @@ class TrialShell:
         for event in self._job.trials.arrival_events(run):
             self._emit(event)
 
-    def _spread(self, run: TrialRun, spread: m.Spread) -> None:
-        learned = m.Learned(self._job.trials.learn(run.trial, spread.shown))
+    def _spread(self, run: TrialRun, spread: m.ShareCapabilities) -> None:
+        learned = m.CapabilitiesLearned(self._job.trials.learn(run.trial, spread.shown))
         for alike in self._runs.waiting_alike(run):
             self.tell(alike, learned)
 
@@ -153,7 +153,7 @@ class TrialShell:
 
     def _place_died(self, run: TrialRun, placement: int) -> None:
         if run.life.wants_leader(placement):
-            self.tell(run, m.CannotStay(None, "the worker that it was to go on in died"))
+            self.tell(run, m.MustReschedule(None, "the worker that it was to go on in died"))
 
     def _load(self, run: TrialRun, load: m.Load) -> None:
         worker = _pooled(load.worker)
@@ -183,8 +183,8 @@ class TrialShell:
         lack = value.lack if isinstance(value, IterationReply) else value
         if isinstance(value, Exception):
             event = self._failure(worker, by, value)
-        elif isinstance(lack, Lack) and lack.broken is not None:
-            event = m.CannotStay(by, lack.reason)
+        elif isinstance(lack, Eviction) and lack.broken is not None:
+            event = m.MustReschedule(by, lack.reason)
             if not self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason):
                 why = f"{lack.reason}; the job has no other GPU for the trial: run it where there is one"
                 event = m.Raised(by, FluidTuneError(why), final=True)
@@ -200,7 +200,7 @@ class TrialShell:
         if plain_process is not None:
             self._job.pool.stop_forking(plain_process)
             if worker.info is not None and worker.info.forked:  # else it has only words like those of a fork
-                return m.CannotStay(by, plain_process)
+                return m.MustReschedule(by, plain_process)
         return m.Raised(by, error)
 
     def _heed_death(self, worker: PooledWorker, value: Any) -> bool:
@@ -247,7 +247,7 @@ class TrialShell:
     def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         del self._following[worker.name]
         self._heed_death(worker, value)
-        if isinstance(value, Lack):
+        if isinstance(value, Eviction):
             self._dispatch.device_broken(worker.device, value.reason)
         self.tell(run, worker_answers.followed(worker, value, worker.device in self._job.devices.nodes))
 
@@ -356,7 +356,7 @@ def _seconds(patience: m.Patience) -> float:
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
     m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
-    m.Spread: TrialShell._spread,
+    m.ShareCapabilities: TrialShell._spread,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
     m.CallLeader: TrialShell._call_leader,

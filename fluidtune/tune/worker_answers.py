@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.trials import messages as m
 from fluidtune.tune.trial_run import task_of
@@ -16,14 +16,14 @@ from fluidtune.tune.trial_run import task_of
 
 def loaded(worker: PooledWorker, value: Any) -> m.Event:
     """The worker answered ``load``: what is known of the trial, which is loaded in it, or what it lacks there."""
-    return _lacking(worker, value) if isinstance(value, Lack) else m.Loaded(worker, value)
+    return _lacking(worker, value) if isinstance(value, Eviction) else m.Loaded(worker, value)
 
 
 def called(call: m.Call, value: Any) -> m.Event:
     """The leader answered a call."""
     if isinstance(value, IterationReply):
         if value.anew:
-            return m.CannotStay(call, f"it begins anew: {value.anew}")
+            return m.MustReschedule(call, f"it begins anew: {value.anew}")
         if value.lack is not None:
             return _lacking(call, value.lack)
         number = value.result.get(TRAINING_ITERATION, value.iteration)
@@ -33,7 +33,7 @@ def called(call: m.Call, value: Any) -> m.Event:
     return m.Answered(call, value)
 
 
-def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
+def _lacking(by: m.Call | PooledWorker, lack: Eviction) -> m.Event:
     return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.devices)
 
 
@@ -52,7 +52,7 @@ def followed(worker: PooledWorker, value: Any, there: bool) -> m.Event:
         return m.FollowerEnded(worker, "over")
     if isinstance(value, RayActorError):
         return m.FollowerEnded(worker, "died" if there else "over")
-    if isinstance(value, Lack):
+    if isinstance(value, Eviction):
         return m.FollowerEnded(worker, "over", value.reason)
     return m.FollowerEnded(worker, "error", _words(value))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket
+from fluidtune.cluster.sharing.lanes import Eviction, LaneMember, LaneSettings, LaneTicket
 from fluidtune.errors import FluidTuneError
 from salus_share.gate import Gate
 from salus_share.memory import CONTEXT
@@ -207,7 +207,9 @@ def test_a_failed_allocation_asks_for_more_until_the_device_is_all_its_own(setti
     assert member.failed(ValueError("bad shape")) is None
     wrapped = RuntimeError("the training function failed")
     wrapped.__cause__ = MemoryError()
-    assert member.failed(wrapped) == Lack("it ran out of the memory that it was promised", pytest.approx((0.4, 0.5)))
+    assert member.failed(wrapped) == Eviction(
+        "it ran out of the memory that it was promised", pytest.approx((0.4, 0.5))
+    )
     member.leave()
     member.settle(LaneTicket(0, (0.4, 0.6), 10.0, 0))
     assert member.failed(MemoryError()) is None

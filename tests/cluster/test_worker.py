@@ -17,7 +17,7 @@ from ray.tune import Trainable
 from fluidtune.cluster.hosting import commit_stores, leader_host
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
-from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
+from fluidtune.cluster.sharing.lanes import Eviction, LaneSettings, LaneTicket
 from fluidtune.elastic import ElasticSession, current
 from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.group_facts import GroupFacts
@@ -227,7 +227,12 @@ class Following(divided_follower.Follower):
         (divided_follower.Refused("another trial's"), ValueError(), None, ("another trial's", None)),
         (ConnectionRefusedError(), None, None, ("ConnectionRefusedError()", None)),
         (None, ValueError("its own"), None, (None, "ValueError('its own')")),
-        (None, RuntimeError("CUDA"), Lack("it is lost", broken=0), (None, Lack("it is lost", broken=0))),
+        (
+            None,
+            RuntimeError("CUDA"),
+            Eviction("it is lost", broken=0),
+            (None, Eviction("it is lost", broken=0)),
+        ),
     ],
 )
 @in_a_process

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fluidtune.serving.answers import Said, route
+from fluidtune.serving.answers import HTTPError, route
 
 pytestmark = pytest.mark.serve
 
@@ -47,7 +47,7 @@ VERSIONS = {"best": ["1", "2"], "next": ["1"]}
 def test_what_a_method_and_a_path_ask_for_or_what_is_allowed_there(method, path, found):
     try:
         asked = route(method, path, VERSIONS)
-    except Said as said:
+    except HTTPError as said:
         answer = said.response()
         told = json.loads(answer.body)
         assert (answer.status_code, told["code"]) in ((404, "not_found"), (405, "method_not_allowed")) and told["error"]
@@ -67,7 +67,7 @@ def test_what_a_method_and_a_path_ask_for_or_what_is_allowed_there(method, path,
     ],
 )
 def test_a_refusal_says_what_there_is(method, path, said):
-    with pytest.raises(Said, match=f"^{re.escape(said)}$"):
+    with pytest.raises(HTTPError, match=f"^{re.escape(said)}$"):
         route(method, path, VERSIONS)
 
 
@@ -75,6 +75,6 @@ def test_a_refusal_says_what_there_is(method, path, said):
 def test_a_path_takes_time_in_proportion_to_its_length(path):
     """Seen: one of 32,000 slashes held the front's loop for 2.4 s."""
     began = time.process_time()
-    with pytest.raises(Said):
+    with pytest.raises(HTTPError):
         route("POST", path.replace("{}", "/" * 100_000), VERSIONS)
     assert time.process_time() - began < 1.0

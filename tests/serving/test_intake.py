@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fluidtune.serving import intake as intakes
-from fluidtune.serving.answers import Said
+from fluidtune.serving.answers import HTTPError
 from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_body
 from fluidtune.serving.plain_input import PlainInput
 from symphony_serve.errors import ServeError
@@ -62,8 +62,8 @@ async def read(one, body, form=NUMBERS, most=math.inf, within=PATIENCE_S, holds=
                 await holds.wait()
             return value
     except ServeError as error:
-        return Said(400, "bad_input", str(error))
-    except Said as said:
+        return HTTPError(400, "bad_input", str(error))
+    except HTTPError as said:
         return said
 
 
@@ -175,7 +175,7 @@ def test_a_large_body_that_is_read_past_its_deadline_holds_its_bytes_and_the_onl
         one = intake()
         for number in (1, 2, 3):
             holding = Holding(time.monotonic() + 0.2)
-            with pytest.raises(Said, match="not there and read at its deadline"), one.one(holding):
+            with pytest.raises(HTTPError, match="not there and read at its deadline"), one.one(holding):
                 await one.read(Body([text]).request(), decode, math.inf, holding)
             assert (began, one.open, one.bytes) == ([len(text)], 0, number * len(text))
         goes_on.set()

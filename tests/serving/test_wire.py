@@ -20,7 +20,7 @@ def test_every_code_that_the_service_says_is_known_with_its_status():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 match node.func.id, [each.value for each in node.args if isinstance(each, ast.Constant)]:
-                    case "Said", [int(status), str(code), *_]:
+                    case "HTTPError", [int(status), str(code), *_]:
                         said.add((code, status))
                     case "refused", [str(code), *_]:
                         said.add((code, 503))

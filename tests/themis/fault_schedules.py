@@ -94,7 +94,7 @@ class Driver:
     name: str
     jobs: int
     width: int
-    #: How many GPUs of one machine each of its jobs needs at once, see `messages.Heard`.
+    #: How many GPUs of one machine each of its jobs needs at once, see `messages.Heartbeat`.
     together: int
     #: Whether it leaves a GPU at the end of its lease; otherwise it is killed there.
     polite: bool
@@ -142,7 +142,7 @@ class Schedule(World):
         #: The sessions of which this arbiter, or its books, know that they have left.
         self.left: set[str] = set()
         #: App -> what it sent last.
-        self._last: dict[str, m.Heard] = {}
+        self._last: dict[str, m.Heartbeat] = {}
         self._checked = 0.0
         #: Whether a message is on its way.
         self._travels = False

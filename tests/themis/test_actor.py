@@ -44,9 +44,9 @@ def world(start):
     return start(2)
 
 
-def heard(app: str, number: int, *more, session: str = "one", report: m.Report | None = None, **other) -> m.Heard:
+def heard(app: str, number: int, *more, session: str = "one", report: m.Report | None = None, **other) -> m.Heartbeat:
     """What an app of single cores says."""
-    return m.Heard(app, session, number, report or m.Report(), *more, **{"bundle": {"CPU": 1.0}, **other})
+    return m.Heartbeat(app, session, number, report or m.Report(), *more, **{"bundle": {"CPU": 1.0}, **other})
 
 
 def books(world: World) -> dict:

@@ -23,7 +23,7 @@ class Name(str):
 
 KIND = JobKind(2, 3, 30.0, 10.0)
 REPORT = m.Report(((KIND,),), 5.0, 6, 8, (1.1, 1.3))
-HEARD = m.Heard("a", "a/1", 1, REPORT, "digest", (("m-0", 1),), "anna", "ff", 2, {"CPU": 1.0})
+HEARD = m.Heartbeat("a", "a/1", 1, REPORT, "digest", (("m-0", 1),), "anna", "ff", 2, {"CPU": 1.0})
 
 
 def parts(value) -> list:
@@ -32,9 +32,9 @@ def parts(value) -> list:
 
 def test_each_field_of_a_message_is_made_plain() -> None:
     kind = replace(KIND, work=np.float64(30.0), longest=np.float64(10.0))
-    strange = m.Heard(Name("a"), Name("a/1"), 1, replace(REPORT, phases=((kind,),), done=5), Name("digest"))
+    strange = m.Heartbeat(Name("a"), Name("a/1"), 1, replace(REPORT, phases=((kind,),), done=5), Name("digest"))
     told = m.plain_heard(strange)
-    assert told == m.Heard("a", "a/1", 1, REPORT, "digest") and m.plain_heard(HEARD) == HEARD
+    assert told == m.Heartbeat("a", "a/1", 1, REPORT, "digest") and m.plain_heard(HEARD) == HEARD
     assert {type(each) for each in parts(astuple(told)[:-1])} == {str, int, float}
 
 

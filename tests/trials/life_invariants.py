@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fluidtune.trials import TrialLife
+from fluidtune.trials import TrialStateMachine
 from fluidtune.trials.life import Crew
 
 
-def check_life(life: TrialLife) -> None:
+def check_life(life: TrialStateMachine) -> None:
     """Asserts every invariant."""
     crew = life.crew
     check_crew(crew)

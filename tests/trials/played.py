@@ -27,7 +27,7 @@ from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply, Standing, WorkerInfo
 from fluidtune.cluster.new_processes import PooledWorker, Use
-from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
@@ -534,8 +534,8 @@ class Play:
         if self._chance(40):
             value = self.rng.choice(
                 [
-                    Lack("no room", (0.4, 0.1)),
-                    Lack("its GPU is lost", broken=0),
+                    Eviction("no room", (0.4, 0.1)),
+                    Eviction("its GPU is lost", broken=0),
                     ValueError("its code"),
                     RuntimeError(f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: it reads X"),
                 ]
@@ -560,7 +560,7 @@ class Play:
         over = worker.over
         if worker.role == "follower":
             self._left(worker)
-        return {"its own": "ValueError('its own')", "broken": Lack("its GPU is lost", broken=0)}.get(over)
+        return {"its own": "ValueError('its own')", "broken": Eviction("its GPU is lost", broken=0)}.get(over)
 
     def _facts(self, worker: PlayedWorker) -> GroupFacts:
         assert worker.trial is not None
@@ -585,16 +585,16 @@ class Play:
         if trial.kind == "elastic" and self._chance(5):
             return IterationReply({}, kind, 0.0, anew="its counter differs")
         if worker.devices < trial.gang:
-            return IterationReply({}, kind, 0.0, lack=Lack("its workers", devices=trial.gang))
+            return IterationReply({}, kind, 0.0, lack=Eviction("its workers", devices=trial.gang))
         if self._chance(15):
             if self.rng.random() < 0.1:
                 return RuntimeError(f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: it reads X")
             lack = self.rng.choice(
                 [
-                    Lack("no room", (0.4, 0.1), between=True),
-                    Lack("no room", (0.5, 0.1)),
-                    Lack("no room"),
-                    Lack("its GPU is lost", broken=0),
+                    Eviction("no room", (0.4, 0.1), between=True),
+                    Eviction("no room", (0.5, 0.1)),
+                    Eviction("no room"),
+                    Eviction("its GPU is lost", broken=0),
                 ]
             )
             return IterationReply({}, kind, 0.0, lack=lack)

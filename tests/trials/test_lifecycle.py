@@ -11,7 +11,7 @@ import pytest
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
-from fluidtune.trials import LifeError, TrialLife, handle
+from fluidtune.trials import LifeError, TrialStateMachine, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
 from tests.engine.helpers import release, resize, start, suspend
@@ -48,7 +48,7 @@ class Driver:
         self.checkpoint, self.several = checkpoint, gang
         flags = (can_save, True, shares_gpus_by_count, waits_for_checkpoints)
         outside = m.Outside(*flags, lambda: self.checkpoint, lambda devices: far, lambda: self.several)
-        self.life = TrialLife("a", outside, "plain", SeenResults())
+        self.life = TrialStateMachine("a", outside, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
     def hears(self, event: m.Event | engine.Instruction) -> list[m.Instruction]:
@@ -186,7 +186,7 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
 def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
     driver = Driver().elastic()
     driver.asked()
-    anew = m.CannotStay(driver.call, "its commit is not whole")
+    anew = m.MustReschedule(driver.call, "its commit is not whole")
     assert told(driver.hears(anew)) == [engine.WorkerLost("a")] and driver.hears(anew) == []
     assert driver.life.place == "queued" and driver.life.seen.results == 1
 
@@ -260,7 +260,7 @@ def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_o
     driver.hears(suspend("a"))
     driver.asked()
     driver.placed(1)
-    assert told(driver.hears(m.CannotStay(None, "its place died"))) == [engine.WorkerLost("a")]
+    assert told(driver.hears(m.MustReschedule(None, "its place died"))) == [engine.WorkerLost("a")]
     assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
 
 
@@ -343,20 +343,23 @@ def test_a_trial_whose_further_workers_always_fail_keeps_those_that_it_has(width
     assert (engine.GrowthEnded("a", stays=True) in told(out)) == held and driver.life.crew.width == 2
 
 
+GROWABLE = m.TrainableCapabilities(growable=True)
+
+
 def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
     driver = Driver().live()
-    assert "Spread" not in kinds(driver.trained(1))
-    assert m.Spread(m.Shown(growable=True)) in driver.trained(2, calls_modules=True)
-    assert "Spread" not in kinds(driver.trained(3, calls_modules=True))
+    assert "ShareCapabilities" not in kinds(driver.trained(1))
+    assert m.ShareCapabilities(GROWABLE) in driver.trained(2, calls_modules=True)
+    assert "ShareCapabilities" not in kinds(driver.trained(3, calls_modules=True))
 
 
 def test_what_others_have_shown_of_a_trial_is_logged_and_not_spread_again() -> None:
     """Seen: a trial with checkpoints was "plain" in `fluidtune why`, as it had learned its kind from another one."""
     driver = Driver()
-    assert driver.hears(m.Learned(m.Shown(growable=True))) == [m.Write("can_grow"), m.Tell(engine.CanGrow("a"))]
-    learned = driver.hears(m.Learned(m.Shown("elastic")))
+    assert driver.hears(m.CapabilitiesLearned(GROWABLE)) == [m.Write("can_grow"), m.Tell(engine.CanGrow("a"))]
+    learned = driver.hears(m.CapabilitiesLearned(m.TrainableCapabilities("elastic")))
     assert learned == [m.Write("kind_found", {"kind": "elastic"}), m.Tell(engine.KindFound("a", "elastic"))]
-    assert m.Spread(m.Shown(growable=True)) not in driver.live().trained(1, calls_modules=True)
+    assert m.ShareCapabilities(GROWABLE) not in driver.live().trained(1, calls_modules=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.trials import TrialLife
+from fluidtune.trials import TrialStateMachine
 from fluidtune.trials.life_states import CHANGES, PLACES, WISHES
 from tests.trials.played import play
 
@@ -33,14 +33,14 @@ def test_nothing_is_lost_or_done_twice_no_trial_stands_still_and_every_change_of
     seen: dict[Any, set[str]] = defaultdict(set)
 
     def watched(method: str, read: Any) -> None:
-        change = getattr(TrialLife, method)
+        change = getattr(TrialStateMachine, method)
 
-        def noted(life: TrialLife, state: Any) -> None:
+        def noted(life: TrialStateMachine, state: Any) -> None:
             if read(life) != state:
                 seen[read(life), state].add(life.under_way.partition("(")[0])
             change(life, state)
 
-        monkeypatch.setattr(TrialLife, method, noted)
+        monkeypatch.setattr(TrialStateMachine, method, noted)
 
     watched("go", lambda life: life.place)
     watched("turn", lambda life: life.crew.change)

@@ -13,7 +13,7 @@ import pytest
 
 from fluidtune.cluster.devices import device_source
 from fluidtune.cluster.hosting.messages import IterationReply
-from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.errors import FluidTuneError
 from tests.tune.trainables import began_at, report_saved
 from tests.tune.tried_manager import Tried, growing
@@ -31,7 +31,7 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(
     loaded: bool, tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_cores(monkeypatch, 1.0)
-    run, lack = tried.placed(1.0, loaded=loaded), Lack(BUS, broken=0)
+    run, lack = tried.placed(1.0, loaded=loaded), Eviction(BUS, broken=0)
     if loaded:
         tried.manager.schedule_actor_task(run.tracked, "train", on_error=lambda *args: tried.told.append(args[-1]))
         tried.answered(run, IterationReply({}, "plain", 0.0, lack=lack))
@@ -50,7 +50,7 @@ def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried, monke
     tried.attached(run, follower, None)
     tried.trains(run, 2, width=2)
     assert run.life.crew.followers == {1: follower}
-    tried.follower_ended(run, follower, Lack(BUS, broken=0))
+    tried.follower_ended(run, follower, Eviction(BUS, broken=0))
     tried.manager._advance()
     assert not run.life.crew.failed_growths and run.life.crew.devices == (0,) and run.life.crew.leader is not None
     assert [event["device"] for event in tried.logged("device_lost")] == [follower.device]

@@ -15,7 +15,7 @@ from ray.tune import PlacementGroupFactory
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
-from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.engine import Reason
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
@@ -244,8 +244,8 @@ def test_where_gpus_are_shared_by_count(lanes: str | None, packing: int, kind: s
 
 def test_all_trials_alike_that_wait_learn_how_many_devices_one_needs(tried: Tried) -> None:
     runs = [tried.placed(1.0, loaded=False, name=name) for name in "ab"]
-    tried.loaded(runs[0], Lack("one worker", devices=2))
-    tried.loaded(runs[1], Lack("two workers", devices=3))
+    tried.loaded(runs[0], Eviction("one worker", devices=2))
+    tried.loaded(runs[1], Eviction("two workers", devices=3))
     found = [(each.trial, each.devices) for each in tried.manager._events if isinstance(each, m.GangFound)]
     assert found == [("a", 2), ("a", 3), ("b", 3)]
     assert all(run.life.gang for run in runs)

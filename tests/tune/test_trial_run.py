@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from fluidtune.trials import TrialLife
+from fluidtune.trials import TrialStateMachine
 from fluidtune.trials.messages import Outside
 from fluidtune.tune.trial_run import RunTable, keep_number, keep_progress, newest_checkpoint, results_seen
 from tests.tune.tried_manager import tunes_trial
 
 
-def life_of(trial: SimpleNamespace) -> TrialLife:
+def life_of(trial: SimpleNamespace) -> TrialStateMachine:
     newest = partial(newest_checkpoint, trial)  # type: ignore[arg-type]
     outside = Outside(False, True, False, False, newest, lambda leader, devices: False, lambda: False)
-    return TrialLife("a", outside, "plain", results_seen(trial))  # type: ignore[arg-type]
+    return TrialStateMachine("a", outside, "plain", results_seen(trial))  # type: ignore[arg-type]
 
 
-def hear(trial: SimpleNamespace, life: TrialLife, iteration: int, number: int) -> None:
+def hear(trial: SimpleNamespace, life: TrialStateMachine, iteration: int, number: int) -> None:
     """Tune hears a result."""
     progress = life.seen.note_result(iteration, number)
     trial.last_result = {"training_iteration": number}

@@ -80,7 +80,7 @@ class ArbiterActor:
 
     # --- called by agents and operators
 
-    def hear(self, heard: m.Heard) -> m.Leases | m.Refused | None:
+    def hear(self, heard: m.Heartbeat) -> m.Leases | m.Refused | None:
         """Take what an agent says of its app. Returns the app's leases; None if the agent knows them.
 
         Raises ThemisError for a message that no agent can send; WrongArbiter if what one device reserves does not have
@@ -156,7 +156,7 @@ class ArbiterActor:
         """Let the state machine handle an event. Returns its answer to whoever sent it, if it refuses the event."""
         refused = self._arbiter.handle(event, time.monotonic())
         # What these two change is seen at the end of a tick, if it is more than the clock in the books.
-        self._unwritten |= refused is None and not isinstance(event, m.Heard | m.Tick)
+        self._unwritten |= refused is None and not isinstance(event, m.Heartbeat | m.Tick)
         return refused
 
     def _flush(self) -> None:

@@ -43,7 +43,7 @@ class Tenant:
     bundle: Ray resource -> amount, what one device reserves: one GPU (or core) and what it needs beside it.
     unit: "GPU" or "CPU", what the job wants to lease.
     user: whose job it is, together: how many GPUs of one node each of its trials needs at once; see
-        `messages.Heard`.
+        `messages.Heartbeat`.
 
     Raises:
         ThemisError: the name is not allowed or another job has it, or the arbiter does not lease such devices.

@@ -2,7 +2,7 @@
 
 Three things are added to Ray's own `Trainable`. A trial that goes on from its last commit runs again what Tune has
 already seen, without reporting it again (`result_replay`). An elastic loop finds its session (`LeaderSession`). And
-calls of modules are divided among the trial's followers (`Division`).
+calls of modules are divided among the trial's followers (`DataParallelLeader`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import Probe, wait_for_device
-from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
+from fluidtune.cluster.sharing.lanes import Eviction, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
 from fluidtune.device_kinds import KINDS
 from fluidtune.elastic import BeginsAnew, Left
@@ -49,7 +49,7 @@ from fluidtune.ray_compat import trainable as ray_trainable
 if TYPE_CHECKING:
     from fluidtune.cluster.sharing.mps import MpsFound
     from fluidtune.elastic import Commit, LeaderSession
-    from fluidtune.elastic.divided.leader import Division
+    from fluidtune.elastic.divided.leader import DataParallelLeader
     from fluidtune.engine.messages import Kind
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class LeaderHost:
         self.reports: ReportedResults | None = None
         self.session: LeaderSession | None = None
         #: None as well for a trial that has no followers, and on emulated devices, whose session counts them itself.
-        self.division: Division | None = None
+        self.division: DataParallelLeader | None = None
         self.lane: LaneMember | None = None
         #: Its place beside a service, from its first iteration on.
         self.turn: Turn | None = None
@@ -133,7 +133,7 @@ class LeaderHost:
         #: It has begun an iteration; and a call of a module was divided since the last boundary.
         self._began = self._divided = False
 
-    def load(self, trainable_cls: type[Trainable]) -> Lack | GroupFacts:
+    def load(self, trainable_cls: type[Trainable]) -> Eviction | GroupFacts:
         """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
 
         Returns what is known of the trial, or what the device lacks for it: it is not loaded then.
@@ -322,11 +322,11 @@ class LeaderHost:
         if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
             session.boundary(trainable.iteration)
 
-    def _lack_behind(self, error: Exception) -> Lack | None:
+    def _lack_behind(self, error: Exception) -> Eviction | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
         few = None if self._train_workers is None else self._train_workers.lack
         if few is not None:
-            return Lack(str(few), devices=few.devices)
+            return Eviction(str(few), devices=few.devices)
         broken = self._probe.broken(error)
         if broken is not None:
             return broken
@@ -398,12 +398,12 @@ class LeaderHost:
                 session.boundary(trainable.iteration)
 
 
-def division_of(spec: LoadSpec) -> Division:
+def division_of(spec: LoadSpec) -> DataParallelLeader:
     """What divides the calls of modules of the trial that this process leads. It listens from now on."""
-    from fluidtune.elastic.divided.leader import Division  # here, because an emulated trial needs none
+    from fluidtune.elastic.divided.leader import DataParallelLeader  # here, because an emulated trial needs none
 
     host = None if spec.one_node else ray.util.get_node_ip_address()
-    return Division(spec.trial, spec.secret, host, KINDS[spec.device].torch, pickling=cloudpickle)
+    return DataParallelLeader(spec.trial, spec.secret, host, KINDS[spec.device].torch, pickling=cloudpickle)
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hosting.train_workers import TrainRoom
-from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
+from fluidtune.cluster.sharing.lanes import Eviction, LaneSettings, LaneTicket
 from fluidtune.elastic.random_streams import Streams
 from fluidtune.group_facts import GroupFacts
 
@@ -99,7 +99,7 @@ class IterationReply:
     iteration: int = 0
     facts: GroupFacts = field(default_factory=GroupFacts)
     anew: str | None = None
-    lack: Lack | None = None
+    lack: Eviction | None = None
     memory: float | None = None
     ephemeral: float = 0.0
     compute: float | None = None

@@ -28,7 +28,7 @@ from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_resources import TrialResources
 from fluidtune.cluster.hosting.trial_sessions import Follows, drop_session, follower
 from fluidtune.cluster.sharing.gpu_probe import Probe, free_device
-from fluidtune.cluster.sharing.lanes import Lack, LaneTicket, node_memory
+from fluidtune.cluster.sharing.lanes import Eviction, LaneTicket, node_memory
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.device_kinds import KINDS
 from fluidtune.error_lines import failure
@@ -79,7 +79,7 @@ class Worker:
 
     # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
-    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | GroupFacts:
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Eviction | GroupFacts:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._spec = spec
         self._resources.take(spec.asked, spec.threads_of_device)
@@ -132,10 +132,10 @@ class Worker:
         self._follower = made
         return None
 
-    def follow(self) -> str | Lack | None:
+    def follow(self) -> str | Eviction | None:
         """Serve the leader until that is over. Returns an error of the follower's own; None: there was none.
 
-        A `Lack` says that the device has failed.
+        An `Eviction` says that the device has failed.
         """
         if self._follower is None or not isinstance(self._spec, AttachSpec):
             return None

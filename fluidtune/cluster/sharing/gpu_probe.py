@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from fluidtune.cluster.sharing.lanes import Lack, causes
+from fluidtune.cluster.sharing.lanes import Eviction, causes
 from fluidtune.device_kinds import KINDS, started
 from salus_share.memory import CONTEXT, beside_allocator, is_out_of_memory, memory_left
 from salus_share.telemetry import DeviceSample, Telemetry
@@ -30,11 +30,11 @@ HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
 NO_CONTEXT = "CUDA error: out of memory"
 
 
-def _squeezed_by(others: int) -> Lack | None:
+def _squeezed_by(others: int) -> Eviction | None:
     """What to tell the driver where memory ran out while other processes held ``others`` bytes; None: too few."""
     if others < NEIGHBOUR:
         return None
-    return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
+    return Eviction(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
 
 
 def _cuda() -> Any | None:
@@ -81,13 +81,13 @@ class Probe:
     def kind(self) -> str | None:
         """The product name of this process' device; None: not known."""
 
-    def lost(self) -> Lack | None:
+    def lost(self) -> Eviction | None:
         """What to tell the driver if a device of this process is lost; None: it is not known to be."""
 
-    def broken(self, error: BaseException) -> Lack | None:
+    def broken(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if ``error`` was raised because hardware failed; None: it has not."""
 
-    def squeezed(self, error: BaseException) -> Lack | None:
+    def squeezed(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if ``error`` says that the device's memory ran out while other processes held some.
 
         Or that it admits one process only. None: it is another error, or the trial had all of the memory.
@@ -145,22 +145,22 @@ class GpuProbe(Probe):
         found = self._nvml().sample()
         return next((gpu for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
 
-    def lost(self) -> Lack | None:
+    def lost(self) -> Eviction | None:
         """What to tell the driver if NVML says that a GPU of this process is lost."""
         ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         for place, gpu in enumerate(self._gpus):
             why = self._nvml().lost(gpu, ordered)
             if why is not None:
-                return Lack(f"NVML says of GPU {gpu}: {why}", broken=place)
+                return Eviction(f"NVML says of GPU {gpu}: {why}", broken=place)
         return None
 
-    def broken(self, error: BaseException) -> Lack | None:
+    def broken(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if hardware failed. Which of several GPUs has lost memory is not known: then None."""
         if not self._gpus:
             return None
         said = next((str(each) for each in causes(error) if any(words in str(each) for words in HARDWARE)), None)
         if said is not None and len(self._gpus) == 1:
-            return Lack(f"the hardware of GPU {self._gpus[0]} has failed: {said.strip().splitlines()[0]}", broken=0)
+            return Eviction(f"the hardware of GPU {self._gpus[0]} has failed: {said.strip().splitlines()[0]}", broken=0)
         return self.lost()
 
     def _nvml(self) -> Telemetry:
@@ -168,10 +168,12 @@ class GpuProbe(Probe):
             self._telemetry = Telemetry()
         return self._telemetry
 
-    def squeezed(self, error: BaseException) -> Lack | None:
+    def squeezed(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if others hold the memory, or the GPU's compute mode admits one process."""
         if any(BUSY in str(each) for each in causes(error)):
-            return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
+            return Eviction(
+                f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0)
+            )
         cuda: Any = _cuda()
         memory = memory_left(cuda)
         if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):

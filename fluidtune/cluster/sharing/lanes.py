@@ -84,7 +84,7 @@ class LaneTicket:
 
 
 @dataclass(frozen=True)
-class Lack:
+class Eviction:
     """The trial cannot go on where it is, for want of memory, of a GPU that works, or of further devices.
 
     ``need``: the parts of the device's memory (persistent, ephemeral) that it needs, if that is known better now.
@@ -141,7 +141,7 @@ class LaneMember:
 
     # Sharing
 
-    def settle(self, ticket: LaneTicket | None) -> Lack | None:
+    def settle(self, ticket: LaneTicket | None) -> Eviction | None:
         """Share the device as the ticket says, or have it alone without one. Called between two iterations.
 
         Returns what it lacks, if it was measured to need more than it is promised: it is told before it fails.
@@ -155,7 +155,7 @@ class LaneMember:
         usage = self._profile.usage
         if usage is not None and outgrown(promised, usage.need()):
             need = self._parts(usage.need().at_least(promised))
-            return Lack("it needs more memory than there is for it beside others", need, between=True)
+            return Eviction("it needs more memory than there is for it beside others", need, between=True)
         if promised != self._promised:
             # Memory that it cached while it was alone, or had more, may be another trial's now.
             self._meter.give_back()
@@ -199,7 +199,7 @@ class LaneMember:
             took = time.perf_counter() - began
             self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
-    def failed(self, error: BaseException) -> Lack | None:
+    def failed(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if memory ran out because of the trial's share, or because of other trials.
 
         None: the error is the trial's own, for instance because it had the whole device.
@@ -212,11 +212,11 @@ class LaneMember:
             return None
         self._meter.lift()
         if promised is None:
-            return Lack("it ran out of memory outside a lane, on a device that others have joined", self.need)
+            return Eviction("it ran out of memory outside a lane, on a device that others have joined", self.need)
         if sum(self._parts(promised)) > ALL:
             return None
         need = after_failure(promised, self._capacity)
-        return Lack("it ran out of the memory that it was promised", self._parts(need))
+        return Eviction("it ran out of the memory that it was promised", self._parts(need))
 
     def lift(self) -> None:
         """Remove the limit: the trial ends, and may need more memory for that."""

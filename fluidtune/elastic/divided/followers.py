@@ -62,7 +62,7 @@ class Follower:
 
 
 class Followers:
-    """Those of one trial. For the parameters see `Division`.
+    """Those of one trial. For the parameters see `DataParallelLeader`.
 
     One thing: what calls of modules need of the trial's followers.
     """

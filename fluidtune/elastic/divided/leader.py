@@ -40,7 +40,7 @@ _LOOKED, _LOOK_S = 12, 1.0
 _STALL_S = 60.0
 
 
-class Division:
+class DataParallelLeader:
     """A trial's divided calls. ``host``: this machine's address for others; None: no follower is on another machine.
 
     ``pickling``: a module like `pickle`, for modules.
@@ -230,7 +230,7 @@ class _Look:
     that is asked for its parameters then makes them of what stands in their place.
     """
 
-    def __init__(self, division: Division, amid: bool) -> None:
+    def __init__(self, division: DataParallelLeader, amid: bool) -> None:
         from torch.nn.modules import module as hooks
 
         self._division, self._left, self._amid = division, _LOOKED, amid

@@ -1,4 +1,4 @@
-"""A trial with followers, for tests: a `Division` in this process, and followers in processes that are forked."""
+"""A trial with followers, for tests: a `DataParallelLeader` in this process, and followers that are forked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from ray import cloudpickle
 
 from fluidtune.elastic.divided.follower import Follower
-from fluidtune.elastic.divided.leader import Division
+from fluidtune.elastic.divided.leader import DataParallelLeader
 from fluidtune.group_facts import GroupFacts
 
 SECRET = b"s" * 32
 
 
 class Grown:
-    """A leader in this process whose width tests set. ``pays``, ``patient``: see `Division`."""
+    """A leader in this process whose width tests set. ``pays``, ``patient``: see `DataParallelLeader`."""
 
     def __init__(self, pays: bool = False, host: str | None = None, patient: bool = True) -> None:
-        self.division = Division("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=patient)
+        self.division = DataParallelLeader("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=patient)
         self.pids: list[int] = []
         self._host = host
         self.checked: list[tuple[str, str, str]] = []

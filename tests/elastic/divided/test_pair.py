@@ -62,9 +62,9 @@ class gloo:
 def all_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_link, "on_accelerator", lambda tensor: tensor.dtype.is_floating_point)
     monkeypatch.setitem(KINDS, "gpu", replace(KINDS["gpu"], group=f"{__name__}:gloo"))
-    greet = leader.Division._greet
+    greet = leader.DataParallelLeader._greet
 
-    def paired(self: leader.Division, *args: Any) -> None:
+    def paired(self: leader.DataParallelLeader, *args: Any) -> None:
         self._device = "cuda"
         device, torch.device = torch.device, lambda name: device("cpu")  # type: ignore[assignment, misc]
         try:
@@ -72,7 +72,7 @@ def all_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             torch.device = device  # type: ignore[misc]
 
-    monkeypatch.setattr(leader.Division, "_greet", paired)
+    monkeypatch.setattr(leader.DataParallelLeader, "_greet", paired)
 
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1"])
