@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray._private.accelerators import get_all_accelerator_resource_names
 from ray._private.worker import global_worker
 
 from fluidtune.device_kinds import KINDS, DeviceKind
-
-# Ray says by its ids which devices such a variable is to name.
-assert {kind.resource for kind in KINDS.values() if kind.visible} <= get_all_accelerator_resource_names()
 
 
 def adopt_environment(environment: Mapping[str, str]) -> None:
