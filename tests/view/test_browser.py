@@ -279,9 +279,9 @@ def test_a_live_search_is_steered_from_the_page(page: Any, served: Any, tmp_path
         page.get_by_role("button", name="clone", exact=True).dblclick()
         expect(said).to_contain_text("is a clone of trial", timeout=60_000)
         stop = page.get_by_role("button", name="stop", exact=True)
-        stop.click()  # playwright says no to the question
-        page.on("dialog", lambda asks: asks.accept())
-        stop.click()
+        for answer in ("false", "true"):  # to the question whether it is to stop
+            page.evaluate(f"window.confirm = () => {answer}")
+            stop.click()
         expect(said).to_contain_text("ends at its next result", timeout=60_000)
         expect(page.locator("#story")).to_contain_text("ended, as", timeout=60_000)
         expect(rows.filter(has_text="stopped")).to_have_count(1, timeout=60_000)
