@@ -103,7 +103,7 @@ MOST_GPUS = 100_000
 MOST_RESOURCES = 100
 
 
-def plain_heard(heard: object) -> Heartbeat:
+def plain_heartbeat(heard: object) -> Heartbeat:
     """What an app sent, with plain values. Raises ThemisError for what cannot be true."""
     if type(heard) is not Heartbeat or type(heard.report) is not Report:
         raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")

@@ -21,9 +21,8 @@ from fluidtune import hash_seed
 from fluidtune.cluster.data.node_files import VARIABLE, NodeFiles
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
-from fluidtune.cluster.forks.fork_launcher import THREADS_UNLESS_SET
+from fluidtune.cluster.forks.fork_launcher import THREADS, THREADS_UNLESS_SET
 from fluidtune.cluster.forks.nodes import ForkServers, is_here
-from fluidtune.cluster.hosting.trial_resources import THREADS
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.mps import MpsSettings
@@ -138,7 +137,6 @@ class NewProcesses:
         #: Device -> its placement group, and the id of the GPU that this holds. A worker inside the group has said so.
         self.gpus: dict[int, tuple[Any, str]] = {}
         self.environment = worker_environment()
-        job_env = dict(ray.get_runtime_context().runtime_env)
         beside = {THREADS: str(plan.process_threads)}
         forks = fork and self._kind.computes
         #: How the names of the actors begin that hold the shared data of nodes.
@@ -151,7 +149,7 @@ class NewProcesses:
         if self._kind.cores:
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
-            self.environment = {**self.environment, **none_visible(job_env)}
+            self.environment = {**self.environment, **none_visible(dict(ray.get_runtime_context().runtime_env))}
         #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
         #: cluster since the job began need not have been started as the others were.
         self._before_start: dict[str | None, dict[str, Any]] = {}

@@ -211,7 +211,7 @@ def _can_grow(life: TrialStateMachine) -> None:
 
 
 @on_event.register
-def _on_learned(event: m.CapabilitiesLearned, life: TrialStateMachine) -> None:
+def _on_capabilities_learned(event: m.CapabilitiesLearned, life: TrialStateMachine) -> None:
     shown = event.shown
     if shown.kind is not None and life.kind == "plain":
         _is_of(life, shown.kind)

@@ -92,7 +92,7 @@ def _on_leader_died(event: m.LeaderDied, life: TrialStateMachine) -> None:
 
 
 @on_event.register
-def _on_cannot_stay(event: m.MustReschedule, life: TrialStateMachine) -> None:
+def _on_must_reschedule(event: m.MustReschedule, life: TrialStateMachine) -> None:
     if event.by is None or life.expects(event.by):
         recover(life, event.why)
 

@@ -120,7 +120,7 @@ class TrialShell:
         for event in self._job.trials.arrival_events(run):
             self._emit(event)
 
-    def _spread(self, run: TrialRun, spread: m.ShareCapabilities) -> None:
+    def _share_capabilities(self, run: TrialRun, spread: m.ShareCapabilities) -> None:
         learned = m.CapabilitiesLearned(self._job.trials.learn(run.trial, spread.shown))
         for alike in self._runs.waiting_alike(run):
             self.tell(alike, learned)
@@ -356,7 +356,7 @@ def _seconds(patience: m.Patience) -> float:
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
     m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
-    m.ShareCapabilities: TrialShell._spread,
+    m.ShareCapabilities: TrialShell._share_capabilities,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
     m.CallLeader: TrialShell._call_leader,

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fluidtune.cluster.forks.fork_launcher import THREADS
 from fluidtune.cluster.hosting import trial_resources
-from fluidtune.cluster.hosting.trial_resources import THREADS, TrialResources
+from fluidtune.cluster.hosting.trial_resources import TrialResources
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_whatever_a_report_says_numbers_follow_from_it(told: list[tuple[m.Report
     for report, held, seconds in told:
         now += seconds
         book.serve(seconds, held)
-        plain = m.plain_heard(m.Heartbeat("a", "s", 1, report)).report
+        plain = m.plain_heartbeat(m.Heartbeat("a", "s", 1, report)).report
         book.take_report(plain, dict(list(HERE.items())[:held]), 2, now, 1.5)
         numbers = (book.rho, book.best, book.served, book.speed, book.distrust, *book.held_up, *book.free)
         assert all(map(math.isfinite, numbers)) and min(book.rho or 0.0, book.best) >= 0

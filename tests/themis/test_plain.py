@@ -33,8 +33,8 @@ def parts(value) -> list:
 def test_each_field_of_a_message_is_made_plain() -> None:
     kind = replace(KIND, work=np.float64(30.0), longest=np.float64(10.0))
     strange = m.Heartbeat(Name("a"), Name("a/1"), 1, replace(REPORT, phases=((kind,),), done=5), Name("digest"))
-    told = m.plain_heard(strange)
-    assert told == m.Heartbeat("a", "a/1", 1, REPORT, "digest") and m.plain_heard(HEARD) == HEARD
+    told = m.plain_heartbeat(strange)
+    assert told == m.Heartbeat("a", "a/1", 1, REPORT, "digest") and m.plain_heartbeat(HEARD) == HEARD
     assert {type(each) for each in parts(astuple(told)[:-1])} == {str, int, float}
 
 
@@ -53,7 +53,7 @@ def test_whatever_a_field_is_it_is_plain_and_bounded_or_refused(where, data, jun
     changed = replace(owner, **{data.draw(st.sampled_from([each.name for each in fields(owner)])): junk})
     report = changed if path == ("report",) else replace(REPORT, phases=((changed,),)) if path else None
     try:
-        told = m.plain_heard(replace(HEARD, report=report) if path else changed)
+        told = m.plain_heartbeat(replace(HEARD, report=report) if path else changed)
     except ThemisError as error:
         assert len(str(error)) < 300
         return
@@ -78,4 +78,4 @@ def test_whatever_a_field_is_it_is_plain_and_bounded_or_refused(where, data, jun
 )
 def test_what_no_agent_can_send_is_refused(heard) -> None:
     with pytest.raises(ThemisError):
-        m.plain_heard(heard)
+        m.plain_heartbeat(heard)

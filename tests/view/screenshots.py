@@ -17,15 +17,14 @@ from tests.browsing import watched_page
 def main(run: Path, pictures: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         address = write_page(run / EVENT_LOG_NAME, Path(folder) / "page.html").as_uri()
-        for width, height in ((1280, 1130), (390, 844)):
+        for screen in ({"width": 1280, "height": 1130}, {"width": 390, "height": 844}):
             for scheme in ("light", "dark"):
-                screen = {"width": width, "height": height}
                 with watched_page(lambda url: url == address, viewport=screen, color_scheme=scheme) as page:
                     page.goto(address)
-                    if width > 1000:
+                    if screen["width"] > 1000:
                         page.locator("#rows tbody td.first button").first.click()
                     page.locator("#rows tbody tr[data-trial]").first.wait_for()
-                    page.screenshot(path=pictures / f"view-{width}-{scheme}.png")
+                    page.screenshot(path=pictures / f"view-{screen['width']}-{scheme}.png")
 
 
 if __name__ == "__main__":

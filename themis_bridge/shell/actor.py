@@ -86,7 +86,7 @@ class ArbiterActor:
         Raises ThemisError for a message that no agent can send; WrongArbiter if what one device reserves does not have
         exactly one of the unit that is leased here; ValueError for an id of a sign of life that cannot be one.
         """
-        heard = m.plain_heard(heard)
+        heard = m.plain_heartbeat(heard)
         reservations.check_app_name(heard.app)
         if heard.life:
             reservations.by_id(heard.life)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from fluidtune.cluster.forks.fork_launcher import OOM_SCORE, THREADS_UNLESS_SET
+from fluidtune.cluster.forks.fork_launcher import OOM_SCORE, THREADS, THREADS_UNLESS_SET
 from fluidtune.cluster.forks.launched import Launched
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.forks.preload import MAY_DIFFER
@@ -57,7 +57,7 @@ def become(request: Launched, imported_with: Mapping[str, str], reads: tuple[str
     environment, threads = request.environment, request.environment.pop(THREADS_UNLESS_SET, None)
     by_imports = {name: value for name, value in os.environ.items() if name not in imported_with}
     os.environ.clear()
-    os.environ.update({**by_imports, **({"OMP_NUM_THREADS": threads} if threads else {}), **environment})
+    os.environ.update({**by_imports, **({THREADS: threads} if threads else {}), **environment})
     time.tzset()
     tempfile.tempdir = None  # a package may have had it looked up, in the server's environment
     with suppress(OSError):
@@ -113,7 +113,7 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
         if frame is not None and not _INSTALLED.search(frame.f_code.co_filename):
             raise NeedsPlainProcess(f"{name} was {self.imported_with.get(name)!r} when packages were imported")
         torch: Any = sys.modules.get("torch")
-        if name == "OMP_NUM_THREADS" and torch is not None:  # Ray sets it to the process' cores
+        if name == THREADS and torch is not None:  # Ray sets it to the process' cores
             torch.set_num_threads(int(value))
 
 

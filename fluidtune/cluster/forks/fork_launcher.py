@@ -30,8 +30,8 @@ PATIENCE_S = 20.0
 #: How soon the kernel kills a process when memory is full (proc(5)): -1000 to 1000, 0 by default. Ray's workers have
 #: 1000.
 OOM_SCORE = "/proc/self/oom_score_adj"
-#: The variable that says what OMP_NUM_THREADS is to be in the process unless it is set.
-THREADS_UNLESS_SET = "FLUIDTUNE_THREADS"
+#: The variable by which libraries know how many threads to have, and what it is to be in the process unless it is set.
+THREADS, THREADS_UNLESS_SET = "OMP_NUM_THREADS", "FLUIDTUNE_THREADS"
 
 
 def main(rays=None):
@@ -45,7 +45,7 @@ def main(rays=None):
             if rays is None:
                 print(f"fluidtune: a plain new process: {error}", file=sys.stderr, flush=True)
     if THREADS_UNLESS_SET in os.environ:
-        os.environ.setdefault("OMP_NUM_THREADS", os.environ.pop(THREADS_UNLESS_SET))
+        os.environ.setdefault(THREADS, os.environ.pop(THREADS_UNLESS_SET))
     os.execv(sys.executable, [sys.executable, *plain])
 
 

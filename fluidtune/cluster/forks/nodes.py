@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.cluster.data.node_files import NodeFiles
 from fluidtune.cluster.forks.child import environment_at_start
-from fluidtune.cluster.forks.fork_launcher import PREFIX
+from fluidtune.cluster.forks.fork_launcher import PREFIX, THREADS
 from fluidtune.cluster.forks.fork_server import ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 #: server is asked. Other fields (conda, pip, uv, containers, another Python) make another Python of it.
 _APPLIED = {"env_vars", "working_dir", "py_modules", "config", "_ray_commit", "worker_process_setup_hook"}
 #: What Ray gives a process of one core or less, unless the variable is set: the number of threads of its libraries.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ONE_THREAD = {THREADS: "1"}
 #: What the shell and Ray give each process anew.
 _OF_THE_PROCESS = {"SPT_NOENV", "SHLVL", "_", "PWD", "OLDPWD", "FLUIDTUNE_EMULATED_DEVICE"}
 #: Seconds for which a process is not started while a server imports its last modules. A plain process would begin later

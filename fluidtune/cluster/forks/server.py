@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from fluidtune.cluster.forks import child, preload
+from fluidtune.cluster.forks.fork_launcher import THREADS
 from fluidtune.cluster.forks.launched import Launched
 
 #: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
@@ -180,7 +181,7 @@ class Server:
         for name in {*asked, *own}:
             differs = name.startswith(self._fixed) and name not in _TAKEN_OVER and asked.get(name) != own.get(name)
             # Ray sets the number of threads before any code runs that is not Ray's own.
-            if differs and not (name == "OMP_NUM_THREADS" and name not in asked):
+            if differs and not (name == THREADS and name not in asked):
                 return f"{name} is {asked.get(name)!r} here and {own.get(name)!r} in the fork server"
         for folder in _search(asked) - _search(own):
             with suppress(OSError):

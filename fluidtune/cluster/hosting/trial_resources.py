@@ -15,9 +15,8 @@ from typing import Any
 import ray
 
 from fluidtune.cluster.forks.child import environment_at_start, is_forked
+from fluidtune.cluster.forks.fork_launcher import THREADS
 from fluidtune.ray_compat.accelerators import claim_resources
-
-THREADS = "OMP_NUM_THREADS"
 
 
 class TrialResources:
