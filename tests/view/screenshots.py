@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.view.page_file import write_page
 from tests.browsing import watched_page
@@ -24,7 +26,9 @@ def main(run: Path, pictures: Path) -> None:
                     if screen["width"] > 1000:
                         page.locator("#rows tbody td.first button").first.click()
                     page.locator("#rows tbody tr[data-trial]").first.wait_for()
-                    page.screenshot(path=pictures / f"view-{screen['width']}-{scheme}.png")
+                    path = pictures / f"view-{screen['width']}-{scheme}.png"
+                    page.screenshot(path=path)
+                    Image.open(path).quantize(256).save(path, optimize=True)
 
 
 if __name__ == "__main__":
