@@ -160,6 +160,7 @@ def test_a_process_runs_once_or_not_at_all_whatever_is_killed(
         runs = [*runs, "forked"]
     first, *ran = start.ran()
     assert ran == runs or (len(runs) == 2 and ran in (runs[:1], runs[1:]))
+    assert alive(another)
     beside.communicate(b"!")
     assert (first, beside.returncode) == ("forked", 0) and not alive(another)
 

@@ -23,6 +23,7 @@ from fluidtune.elastic.divided.follower import Follower
 from fluidtune.elastic.divided.meeting import Lost, Refused, connect
 from fluidtune.elastic.divided.parts import sizes_of
 from fluidtune.elastic.divided.tensor_link import Link
+from fluidtune.elastic.divided.torch_private import HOOKS_FOR_ALL
 from fluidtune.elastic.divided.trees import Tree
 from tests.contracts.processes import until
 from tests.elastic.divided.grown import Grown, grown
@@ -265,6 +266,15 @@ def test_one_call_an_iteration() -> None:
             trial.width(2)
             time.sleep(0.5)
     assert len(undivided) == 2 and undivided[0] >= 2 and undivided[1] == 0
+
+
+def test_that_a_trial_calls_modules_is_seen_without_followers_and_no_hook_stays() -> None:
+    with grown(1) as trial:
+        for _ in range(20):  # more calls than a look lasts
+            nn.ReLU()(torch.ones(1))
+        assert not trial.facts().calls_modules and any(HOOKS_FOR_ALL)
+        nn.Sequential(nn.Linear(1, 1))(torch.ones(1))
+        assert trial.facts().calls_modules and not any(HOOKS_FOR_ALL)
 
 
 def test_a_module_in_more_states_than_a_follower_keeps_replicas_of() -> None:
