@@ -34,7 +34,6 @@ from benchmarks.emulated_task import EmulatedTask, emulated_space
 from benchmarks.first_result import age, spent
 from benchmarks.stock_host import paced_on_stock
 from fluidtune.cluster.emulated import Emulation
-from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
 
@@ -90,9 +89,7 @@ def emulated_trainable(args: argparse.Namespace) -> Any:
     """The emulated task, with one emulated GPU per trial."""
     task: Any = EmulatedTask
     if args.pace:
-        descriptor, board = tempfile.mkstemp(prefix="fluidtune-emulated-", dir=args.storage)
-        os.close(descriptor)
-        OccupancyBoard.create(board, args.gpus)
+        board = tempfile.mkdtemp(prefix="fluidtune-emulated-", dir=args.storage)
         task = paced_on_stock(task, Emulation(Profile.load(args.profile), board))
     return tune.with_resources(task, {"cpu": 0, "gpu": 1})
 

@@ -45,10 +45,8 @@ def check_directory(path: Path) -> Path:
     return path
 
 
-def open_own(path: Path, flags: int, owner: int | None = None) -> int:
+def open_own(path: Path, flags: int) -> int:
     """A descriptor of the file, opened with these flags of `os.open`; a file that is made has mode 0600.
-
-    ``owner``: the uid of a further user who may have made it.
 
     Raises:
         SalusError: another user's file is there.
@@ -56,9 +54,7 @@ def open_own(path: Path, flags: int, owner: int | None = None) -> int:
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != owner:
-            _check_owner(path, found)
+        _check_owner(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise

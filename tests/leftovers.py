@@ -61,8 +61,8 @@ class Leftovers:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         forks = sys.modules.get("fluidtune.cluster.forks.nodes")
-        if forks is not None:
-            forks.end_here()  # it lives as long as its driver, which is this process
+        if forks is not None and forks._here is not None:
+            forks._here.server.stop()  # it lives as long as its driver, which is this process
         deadline = time.monotonic() + PATIENCE_S
         while True:
             left, paths = processes_of(self.directory), self._paths()

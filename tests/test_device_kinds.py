@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
-from fluidtune.cluster.hosting import leader_host
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.new_processes import NewProcesses
@@ -19,7 +17,6 @@ from tests.cluster.test_pool import Ray
 from tests.cluster.test_worker import Counting, _worker
 from tests.contracts.processes import peer_processes
 from tests.elastic.divided.grown import SECRET
-from tests.ray_compat.storage import TrialStorage
 
 REQUEST = {"CPU": 1.0, "TOY": 0.5}
 
@@ -55,9 +52,8 @@ def test_what_no_toy_can_be_is_refused_in_its_words() -> None:
         DeviceSpec.parse("tyo:2")
 
 
-def leads(folder: str) -> Any:
+def leads() -> Any:
     know_toys()
-    leader_host.storage_of = lambda spec: TrialStorage(Path(folder))
     _worker[:] = [Worker("w", {}, None, "toy")]
     facts: Any = _worker[0].load(Counting, LoadSpec("trial", {"config": {}}, device="toy", secret=SECRET))
     return facts.address
@@ -72,7 +68,7 @@ def steps() -> float:
     return float(_worker[0].train().result["steps"])
 
 
-def test_workers_host_a_trial_on_two_toys(tmp_path: Path) -> None:
+def test_workers_host_a_trial_on_two_toys() -> None:
     with peer_processes(2) as (leader, follower):
-        address = leader.call(leads, str(tmp_path))
+        address = leader.call(leads)
         assert follower.call(follows, address) is None and leader.call(steps) == 1.0

@@ -210,7 +210,7 @@ def divided(device: str) -> Answer:
     follower, counts = start(_follow, division.address, device), []
     try:
         attached = answer_of(*follower)
-        found = _steps(device, division.begin_iteration, lambda: counts.append(division.divided))
+        found = _steps(device, division.begin_iteration, lambda: counts.append(division.followers.divided))
         facts = division.facts(GroupFacts())
     finally:
         division.close()

@@ -81,7 +81,6 @@ class WorkerPool:
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
         #: kept so long, because Ray 2.44 kills an actor that nobody holds.
         self._leaving: dict[Any, PooledWorker] = {}
-        self._idle: dict[int, list[PooledWorker]] = defaultdict(list)
         #: Every living worker by name, and by device and name.
         self.workers: dict[str, PooledWorker] = {}
         self._on_device: defaultdict[int, dict[str, PooledWorker]] = defaultdict(dict)
@@ -103,7 +102,7 @@ class WorkerPool:
             return busy == 0 and not self._is_crowded(device)
         # A worker that is about to be free is there sooner than a new process. What it holds is promised to the next.
         soon = any(worker.is_unloading(within=math.inf if self._divided else UNLOAD_SOON_S) for worker in here)
-        if self._idle[device]:
+        if self._idle(device):
             return not (soon and self._divided)
         return (
             not soon
@@ -132,11 +131,15 @@ class WorkerPool:
 
     def take_idle_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker | None:
         """An idle worker of the device; None when there is none, or none that could see the GPUs of ``others`` too."""
-        if not self._idle[device] or self._must_see(others):
+        idle = self._idle(device)
+        if not idle or self._must_see(others):
             return None
-        worker = self._idle[device].pop()
-        worker.take()
-        return worker
+        idle[-1].take()
+        return idle[-1]
+
+    def _idle(self, device: int) -> list[PooledWorker]:
+        """The idle workers of the device, in the order in which they were started."""
+        return [worker for worker in self._on_device[device].values() if worker.use is Use.IDLE]
 
     def start_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
         """A new process on the device. The device must be one that `can_serve`.
@@ -206,11 +209,9 @@ class WorkerPool:
         started = []
         for device, here in list(self._on_device.items()):
             runs = any(worker.busy and not worker.starting for worker in here.values())
-            if not runs or self._idle[device] or self._is_crowded(device) or not self._new.can_spare(device):
+            if not runs or self._idle(device) or self._is_crowded(device) or not self._new.can_spare(device):
                 continue
-            worker = self._new.start(device, None, spare=True)
-            self._idle[device].append(self._add_worker(worker))
-            started.append(worker)
+            started.append(self._add_worker(self._new.start(device, None, spare=True)))
         return started
 
     def return_worker(self, worker: PooledWorker) -> None:
@@ -220,8 +221,6 @@ class WorkerPool:
         worker.free()
         if worker.started_for == "several":
             self.discard_worker(worker)
-        else:
-            self._idle[worker.device].append(worker)
 
     def discard_worker(self, worker: PooledWorker) -> None:
         """Let a worker end in order: it takes no part in the job any more, and runs its exit handlers by itself."""
@@ -242,8 +241,6 @@ class WorkerPool:
         self.workers.pop(worker.name, None)
         self._on_device[worker.device].pop(worker.name, None)
         self._away.pop(worker.name, None)
-        if worker in self._idle[worker.device]:
-            self._idle[worker.device].remove(worker)
 
     def _tell_to_end(self, worker: PooledWorker) -> None:
         process = self._local_process(worker) if worker.use is not Use.IDLE else None
@@ -272,12 +269,12 @@ class WorkerPool:
 
         The death of a worker that serves a trial shows in its answer to that trial.
         """
-        for worker in list(self._idle[device]):
+        for worker in self._idle(device):
             self.discard_worker(worker)
 
     def discard_all_idle_workers(self) -> None:
         """Let all idle workers end: what they hold of their devices' memory is needed."""
-        for device in list(self._idle):
+        for device in list(self._on_device):
             self.discard_idle_workers(device)
 
     def node_of(self, worker: PooledWorker) -> str | None:
@@ -324,7 +321,6 @@ class WorkerPool:
         self.workers.clear()
         self._on_device.clear()
         self._away.clear()
-        self._idle.clear()
         psutil.wait_procs(self._ending, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()
         self._new.close()

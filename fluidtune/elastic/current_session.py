@@ -67,11 +67,5 @@ def use(session: ElasticSession | LazySession | None) -> None:
 
 def current() -> ElasticSession | None:
     """The session in use in this process, or None. A `LazySession` wakes by this call, in this thread."""
-    global _session
     session = _session
-    if not isinstance(session, LazySession):
-        return session
-    made = session.wake()
-    if _session is session:  # the host has not put it away meanwhile
-        _session = made
-    return made
+    return session.wake() if isinstance(session, LazySession) else session

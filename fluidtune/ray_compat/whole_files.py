@@ -55,13 +55,22 @@ def is_here(files: pyarrow.fs.FileSystem) -> bool:
 
 
 def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str) -> None:
-    """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one."""
+    """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one.
+
+    Where that fails, the old one stays.
+    """
     at = _partial(path) if is_here(files) else path
-    with files.open_output_stream(at) as stream:
-        for piece in [content] if isinstance(content, bytes) else content:
-            stream.write(piece)
-    if at != path:
-        files.move(at, path)
+    try:
+        with files.open_output_stream(at) as stream:
+            for piece in [content] if isinstance(content, bytes) else content:
+                stream.write(piece)
+        if at != path:
+            files.move(at, path)
+    except BaseException:
+        if at != path:
+            with suppress(Exception):
+                files.delete_file(at)  # on a full disk it holds what was left
+        raise
 
 
 def copy_whole(local: str, files: pyarrow.fs.FileSystem, path: str) -> None:

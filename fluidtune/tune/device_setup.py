@@ -110,7 +110,7 @@ class DeviceSetup:
     def remove_files(self) -> None:
         """Remove what the emulation and the lanes left on this node's disk."""
         if self.emulation is not None:
-            os.unlink(self.emulation.board)
+            shutil.rmtree(self.emulation.board, ignore_errors=True)
         if self.lanes is not None:
             for path in home(f"{self._lanes}0").parent.glob(glob.escape(self._lanes) + "*"):
                 # On other nodes an empty lock file is left for each device, and the table of one that was killed.
@@ -156,7 +156,7 @@ def set_up_devices(
         _warn_of_waiting(plan, request, nodes)
     emulation = None
     if not KINDS[plan.kind].computes:
-        board = OccupancyBoard.of_this_driver(plan.most or 0)
+        board = OccupancyBoard.of_this_driver()
         emulation = Emulation(settings.emulated_profile(), board, os.geteuid())
     return DeviceSetup(
         job=job,

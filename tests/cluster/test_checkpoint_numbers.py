@@ -15,7 +15,6 @@ from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster.emulated import Emulation
-from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.group_facts import GroupFacts
@@ -157,7 +156,7 @@ def test_no_checkpoint_is_written_over_where_tune_registers_it_late(in_processes
 
 def two_iterations_on_an_emulated_device(folder: str, _: Any) -> None:
     board = f"{folder}/board"
-    OccupancyBoard.create(board, 1)
+    os.mkdir(board)
     os.environ[DEVICE_VARIABLE] = "0"
     worker = hosting(folder, wrap_function(train), 0, emulation=Emulation(DEFAULT, board))
     for _ in range(2):

@@ -21,7 +21,7 @@ from fluidtune.cluster.hosting.commit_stores import (
     commit_path,
     fingerprint,
     insist,
-    kept_commits,
+    kept_commit,
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.result_replay import ReportedResults
@@ -100,24 +100,24 @@ def test_a_commit_leaves_the_trials_parameters_out_and_tune_gets_them_with_a_mis
     assert after.next_missed() == {"loss": 0.1, "config": trainable.config} and after.next_missed() is None
 
 
-class Failing:
+class Failing(LocalFileSystem):
     """A local file system of which calls fail, before they do anything.
 
     ``fails``: how many of the next ones. ``only``: of this name; None: of any.
     """
 
-    def __init__(self, only: str | None = None) -> None:
-        self.fails, self._only = 0, only
-        self.base_fs = LocalFileSystem()
+    fails, only = 0, None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+
         def call(*args: Any, **named: Any) -> Any:
-            if self.fails and self._only in (None, name):
+            if self.fails and self.only in (None, name):
                 self.fails -= 1
                 raise OSError("away")
-            return getattr(self.base_fs, name)(*args, **named)
+            return found(*args, **named)
 
-        return call
+        return call if callable(found) and name[0] != "_" else found
 
 
 def committed(folder: Path, files: Any, note: Any = None, iteration: int = 3) -> SimpleNamespace:
@@ -138,14 +138,15 @@ def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path):
     files = Failing()
     storage = committed(tmp_path, files)
     files.fails = 1
-    assert [commit.iteration for commit in kept_commits(storage)] == [3]
+    found = kept_commit(storage)
+    assert found is not None and found.iteration == 3
     files.fails = 3
     with pytest.raises(StorageAway, match="again and again: OSError: away"):
         insist(lambda: files.get_file_info(str(tmp_path)), (0.0, 0.0))
     store = leader_commit_store(storage)
     files.fails = 1
     store.discard()
-    assert kept_commits(storage) == []
+    assert kept_commit(storage) is None
 
 
 def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, monkeypatch, caplog):
@@ -156,7 +157,7 @@ def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, mo
         then.setitem(sys.modules, "gone", gone)
         storage = committed(tmp_path, LocalFileSystem(), gone.Note())
     with caplog.at_level(logging.WARNING):
-        assert kept_commits(storage) == []
+        assert kept_commit(storage) is None
     [said] = [record.getMessage() for record in caplog.records]
     assert said == f"the commit in {commit_path(storage)} cannot be read, and is passed over: " + (
         "ModuleNotFoundError: No module named 'gone'"
@@ -164,13 +165,14 @@ def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, mo
 
 
 def unfinished(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.rglob("*.tmp"))
+    return sorted(each.name for each in folder.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("step", ["open_output_stream", "move"])
 def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
     """Seen: each process that was killed while it wrote one left a file `commit-0.PID.tmp`."""
-    files = Failing(step)
+    files = Failing()
+    files.only = step
     storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=files)
     store = leader_commit_store(storage)
     files.fails = 1
@@ -178,10 +180,9 @@ def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
     assert not store.flush() and unfinished(tmp_path) == []
 
 
-def test_what_killed_processes_have_left_of_their_commits_goes_with_the_next_commit(tmp_path):
+def test_what_a_killed_process_has_left_of_a_commit_goes_with_the_next_one(tmp_path):
     folder = tmp_path / ".fluid_commit"
     folder.mkdir()
-    for left in ("commit-0.17.tmp", "commit-1.18.tmp"):
-        (folder / left).write_bytes(b"half of a comm")
+    (folder / ".commit-0.partial").write_bytes(b"half of a comm")
     committed(tmp_path, LocalFileSystem())
     assert unfinished(tmp_path) == [] and (folder / "commit-0").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fluidtune.cluster.emulated import Emulation
-from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
+from fluidtune.cluster.emulated.occupancy_board import PREFIX, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.profiles import Profile
 from salus_share.errors import SalusError
@@ -21,7 +21,7 @@ from tests.salus.processes import as_another_user
 
 @pytest.fixture
 def emulation(tmp_path: Path) -> Emulation:
-    OccupancyBoard.create(tmp_path / "board", 4)
+    (tmp_path / "board").mkdir()
     return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4, resize=0.0), str(tmp_path / "board"))
 
 
@@ -47,12 +47,6 @@ def test_neighbours_see_each_other_and_a_killed_one_is_gone(emulation: Emulation
     board.leave(1)
     board.leave(1)
     assert board.count(1) == 0
-    with pytest.raises(RuntimeError, match="no emulated device 4"):
-        board.enter(4)
-    for _ in range(SLOTS):
-        board.enter(2)
-    with pytest.raises(RuntimeError, match="has 32 trials"):
-        board.enter(2)
 
 
 class Place:
@@ -93,21 +87,23 @@ def test_an_emulated_worker_imports_no_torch():
 def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, monkeypatch):
     mine = os.geteuid()
     path = tmp_path / "board"
-    OccupancyBoard.create(path, 1)
+    path.mkdir(0o755)
+    OccupancyBoard(path)
     assert path.stat().st_mode & 0o077 == 0
     as_another_user(monkeypatch)
     with pytest.raises(SalusError, match=r"board belongs to .*: have .* remove it, it is not used"):
         OccupancyBoard(path)
-    OccupancyBoard(path, owner=mine).close()
+    OccupancyBoard(path, owner=mine)
 
 
 def test_the_board_of_a_driver_that_was_killed_is_removed_and_no_other_one(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    dead, mine = tmp_path / f"{PREFIX}{ended.pid}-abc", OccupancyBoard.of_this_driver(2)
+    dead, mine = tmp_path / f"{PREFIX}{ended.pid}-abc", OccupancyBoard.of_this_driver()
     others = [tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}{os.getppid()}-abc"]
     for path in (dead, *others):
-        path.touch()
-    new = OccupancyBoard.of_this_driver(2)
+        path.mkdir()
+        (path / "1-0-17").touch()
+    new = OccupancyBoard.of_this_driver()
     assert {*map(Path, (mine, new)), *others} == set(tmp_path.iterdir())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.cluster import emulated
 from fluidtune.cluster.emulated import EmulatedFollower, EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.elastic import LeaderSession
@@ -23,7 +22,7 @@ PAUSE_S = 0.05
 
 def emulation_in(folder: Path, **widths: float) -> Emulation:
     """Three devices. ``widths``: seconds of an iteration by number of devices, each name with an underscore."""
-    OccupancyBoard.create(folder / "board", 3)
+    (folder / "board").mkdir()
     seconds = {name.strip("_"): each for name, each in widths.items()}
     return Emulation(Profile("p", seconds, {2: 1.5}, memory=0.4, resize=PAUSE_S), str(folder / "board"))
 
@@ -33,9 +32,7 @@ class EmulatedCase(SessionCase):
         self._emulation = emulation
 
     def leader(self) -> LeaderSession:
-        session = EmulatedSession(0, self._emulation)
-        emulated.use_host(session)
-        return session
+        return EmulatedSession(0, self._emulation)
 
     def turn(self, session: LeaderSession, done: int) -> None:
         super().turn(session, done)
@@ -45,7 +42,7 @@ class EmulatedCase(SessionCase):
         session.placement()
 
     def put_away(self) -> None:
-        emulated.use_host(None)
+        """A session puts itself away when it is closed."""
 
 
 class TestEmulatedSession(LeaderContract):

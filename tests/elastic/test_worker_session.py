@@ -40,22 +40,11 @@ class AsleepCase(LazyCase):
     def set_up(self, session: LeaderSession) -> None: ...
 
 
-class TestElasticSession(LeaderContract):
-    @pytest.fixture
-    def case(self) -> ElasticCase:
-        return ElasticCase()
-
-
-class TestLazySession(LeaderContract):
-    @pytest.fixture
-    def case(self) -> LazyCase:
-        return LazyCase()
-
-
-class TestLazySessionAsleep(LeaderContract):
-    @pytest.fixture
-    def case(self) -> AsleepCase:
-        return AsleepCase()
+class TestSessions(LeaderContract):
+    @pytest.fixture(params=[ElasticCase, LazyCase, AsleepCase])
+    def case(self, request: pytest.FixtureRequest) -> ElasticCase:
+        made: ElasticCase = request.param()
+        return made
 
 
 def test_a_lazy_session_that_sleeps_has_no_boundaries():

@@ -40,7 +40,7 @@ class Driver:
         if self._on_its_way is not None and self._on_its_way[0] <= self.now:
             self._bring()
         after = ReportedResults(self.in_storage, "mark")
-        assert after.choose_commit([commit]) is commit
+        assert after.go_on_from(commit) is commit
         self.delivered = self.trainable.iteration
         self.pace.result_reported("trial")
         if self.pace.is_due():

@@ -152,21 +152,8 @@ def layout(
         packing = packing if searched else min(packing, asked)
     else:
         raise FluidTuneError(f"{_lacking(request, nodes or [cluster])}; ask for less, or start Ray with it")
-    return _layout(spec, devices, share, packing, per_worker, per_device, threads)
-
-
-def _layout(
-    spec: DeviceSpec,
-    devices: float,
-    share: float,
-    packing: int,
-    per_worker: Mapping[str, float],
-    per_device: Mapping[str, float],
-    threads: int | None,
-) -> Layout:
-    """The layout of at most this many devices, each for ``packing`` workers. ``share``: what a trial asks for."""
     # Emulated workers compute nothing: what the device has is not divided among them.
-    divided = per_device if KINDS[spec.kind].computes else {}
+    divided = per_device if kind.computes else {}
     # Ray counts ten-thousandths, and some releases round them up.
     parts = {name: math.floor(amount * 10_000 / packing + ROUNDING) / 10_000 for name, amount in divided.items()}
     return Layout(

@@ -13,14 +13,15 @@ from collections import Counter
 from typing import Any
 
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
-from fluidtune.cluster.emulated.paced_trainable import LOOK_S, Emulation
+from fluidtune.cluster.emulated.paced_trainable import LOOK_S, Emulation, use_host
 from fluidtune.elastic import LeaderSession
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 
 
 class EmulatedSession(LeaderSession):
-    """A leader: a `LeaderSession` without commits, and the `EmulatedHost` that the trial's iterations ask.
+    """A leader: a `LeaderSession` without commits, and the `EmulatedHost` that the trial's iterations ask
+    until it is closed.
 
     ``device``: the number of its emulated device.
     """
@@ -31,12 +32,12 @@ class EmulatedSession(LeaderSession):
         #: The number of its group: that of no other session.
         self._group = int.from_bytes(os.urandom(4), "little") | 1
         self._leads = self._profile.widest > 1
-        self._closed = False
         #: The devices of the group at the last look.
         self._devices = [device]
         #: The width in the last iteration; 0: it changed meanwhile.
         self._width = 1
         self._board.enter(device, self._group)
+        use_host(self)
 
     # -- the host's side
 
@@ -52,10 +53,9 @@ class EmulatedSession(LeaderSession):
             self._board.enter(self._device)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed, self._leads = True, False
-            self._board.leave(self._device)
-            self._board.close()
+        use_host(None)
+        self._leads = False
+        self._board.leave(self._device)
 
     def boundary(self, done: int) -> None:
         """Nothing to do: there is no commit."""
@@ -91,7 +91,6 @@ class EmulatedFollower:
         self._board = OccupancyBoard(emulation.board, emulation.owner)
         #: The leader's device, and the number of its group.
         self._address = -1, 0
-        self._closed = False
 
     def attach(self, address: Any) -> None:
         """Raises OSError if there is no leader at this address."""
@@ -110,7 +109,4 @@ class EmulatedFollower:
         return device in self._board.devices_of(group)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._board.leave(self._device)
-            self._board.close()
+        self._board.leave(self._device)

@@ -47,9 +47,8 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str | None = None) -> None:
         self._name = name or new_name()
-        self._orders: list[tuple[list[str], dict[str, str]]] = [(list(modules), dict(environment))]
+        self._modules, self._environment = modules, dict(environment)
         self._process: subprocess.Popen[str] | None = None
-        self._state = ServerState(None, "it is starting")
 
     def begin(self) -> None:
         """Have it import the modules, from now on.
@@ -66,16 +65,15 @@ class ForkServer:
             stderr=self._log,
             text=True,
             cwd="/",
-            env=self._orders[0][1],
+            env=self._environment,
         )
         self._process.wait()  # the server itself has left it
-        self._order(0, last=False)
+        self._order(self._modules, self._environment, last=False)
 
-    def _order(self, number: int, last: bool) -> None:
+    def _order(self, names: Sequence[str], environment: Mapping[str, str], last: bool) -> None:
         assert self._process is not None and self._process.stdin is not None
-        names, environment = self._orders[number]
         with suppress(BrokenPipeError):
-            order = {"names": names, "environment": environment, "last": last}
+            order = {"names": list(names), "environment": dict(environment), "last": last}
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
@@ -84,15 +82,13 @@ class ForkServer:
 
         Whatever goes wrong is in the answer.
         """
-        self._orders.append((list(modules), dict(environment)))
         try:
             if self._process is None:
                 self.begin()
-            self._order(1, last=True)
-            self._state = self._heard()
+            self._order(modules, environment, last=True)
+            return self._heard()
         except OSError as error:
-            self._state = ServerState(None, str(error))
-        return self._state
+            return ServerState(None, str(error))
 
     def _heard(self) -> ServerState:
         assert self._process is not None and self._process.stdout is not None

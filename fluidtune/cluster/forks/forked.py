@@ -56,42 +56,30 @@ def forked(modules: Sequence[str] | None = None) -> dict[str, Any]:
     return by_server(server)
 
 
-class ForkedActors:
+class ForkedActors(nodes.ForkServers):
     """Has actors that this process starts forked, on whichever node Ray starts them: each node has a server for them.
 
-    It waits for the servers, `nodes.NEARLY_S` at most. They end with this process.
+    It waits for the servers, `nodes.NEARLY_S` at most: they import what a plain process would. They end with this
+    process.
 
     ``modules``: the names of what the servers import. ``environment``: variables that the actors set first. Until the
     servers are ready, and where they cannot be, processes are started as Ray starts them.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        #: Why the next process is started as Ray does; None: it is forked, where its node has a server.
-        self.off = nodes.obstacle(dict(ray.get_runtime_context().runtime_env))
-        self._server = new_name()
-        names = modules_of_program(modules)
-        alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]] if self.off is None else []
-        self._held = [nodes.There(node, names, environment, nodes.ONE_THREAD, {}, self._server) for node in alive]
-        self._wait()
+        super().__init__(environment, nodes.ONE_THREAD)
+        self._server, names = new_name(), modules_of_program(modules)
+        for node in [each["NodeID"] for each in ray.nodes() if each["Alive"] and self.off is None]:
+            self._nodes[node] = nodes.There(node, names, environment, nodes.ONE_THREAD, {}, self._server)
+        until = time.monotonic() + nodes.NEARLY_S
+        while any(each.state is None for each in self._nodes.values()) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            for node in self._nodes:
+                self.command(node)  # hears from it, and says why it has none
 
     def runtime_env(self) -> dict[str, Any]:
         """What of a ``runtime_env`` an actor needs that is started now."""
         return {} if self.off is not None else by_server(self._server)
-
-    def turn_off(self, why: str) -> None:
-        """Fork no process any more."""
-        self.off = why
-        log.warning("FluidTune: new processes are plain ones, which takes longer: %s", why)
-
-    def _wait(self) -> None:
-        """Wait until the servers are ready, ten seconds at most: they import what a plain process would."""
-        until = time.monotonic() + nodes.NEARLY_S
-        while any(each.state is None for each in self._held) and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-            for each in self._held:
-                each.look()
-        for why in {each.state.why for each in self._held if each.state is not None and each.state.why is not None}:
-            log.warning("FluidTune: new processes of a node are plain ones, which takes longer: %s", why)
 
 
 def by_server(name: str) -> dict[str, Any]:

@@ -43,8 +43,6 @@ _OF_THE_PROCESS = {"SPT_NOENV", "SHLVL", "_", "PWD", "OLDPWD", "FLUIDTUNE_EMULAT
 #: to import the same. Lightning and Transformers take 3 s on two cores; a server that takes longer than this waits for
 #: something, or has more to import than a trial needs.
 NEARLY_S = 10.0
-#: Seconds that the servers may take to end.
-CLOSE_S = 2.0
 
 
 def obstacle(runtime_env: Mapping[str, Any]) -> str | None:
@@ -92,28 +90,28 @@ class _Here:
 class Holder:
     """The actor that holds a node's server and shared data. It asks for no resources and lives as long as the job."""
 
-    def __init__(self, unless_set: Mapping[str, str], environment: Mapping[str, str], name: str | None) -> None:
+    def __init__(
+        self,
+        modules: tuple[list[str], list[str]],
+        unless_set: Mapping[str, str],
+        environment: Mapping[str, str],
+        name: str | None,
+    ) -> None:
         self._data = NodeFiles()
-        self._name = name
+        first, self._then = modules
         job = ray.get_runtime_context().get_job_id()
-        self._environment = {**unless_set, **environment_at_start(), "RAY_JOB_ID": job, **environment}
-        self._server: ForkServer | None = None
+        whole = {**unless_set, **environment_at_start(), "RAY_JOB_ID": job, **environment}
+        self._server = ForkServer(first, whole, name)
 
-    def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
-        self._server = ForkServer(first, self._environment, self._name)
-        return self._server.finish(then, {})
+    def start(self) -> ServerState:
+        return self._server.finish(self._then, {})
 
     def wait(self) -> str:
-        assert self._server is not None
         return self._server.wait()
 
     def shared_data(self) -> str:
         """The paths of the node's shared data."""
         return self._data.paths
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
 
 
 class There:
@@ -142,9 +140,9 @@ class There:
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(unless_set, environment, server)
+        self._actor = ray.remote(Holder).options(**options).remote(modules, unless_set, environment, server)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
-        self._awaited = self._actor.start.remote(*modules)
+        self._awaited = self._actor.start.remote()
 
     def look(self) -> None:
         """Hear from the actor, if there is news."""
@@ -159,9 +157,9 @@ class There:
         if self.state.command is not None:
             self._awaited = self._actor.wait.remote()
 
-    def stop(self) -> tuple[Any, Any]:
-        """Let it end. Returns the call that does so, and the actor, which is to be killed after that."""
-        return self._actor.stop.remote(), self._actor
+    def stop(self) -> None:
+        """Let it end: a server ends with the process that holds it."""
+        ray.kill(self._actor)
 
 
 #: The driver's own server, once it has begun.
@@ -184,14 +182,6 @@ def _begin_here(environment: Mapping[str, str], anew: bool = False) -> _Here:
             threading.Thread(target=before.server.stop, name="fork-server-ends", daemon=True).start()
         return _here
     return before
-
-
-def end_here() -> None:
-    """Let the driver's own server end now, and wait for that. It would end with this process anyway."""
-    global _here
-    before, _here = _here, None
-    if before is not None:
-        before.server.stop()
 
 
 def _finish_here(environment: Mapping[str, str]) -> _Here:
@@ -283,7 +273,7 @@ class ForkServers:
         if self.off is not None:
             return False
         self.off = why
-        log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
+        log.warning("FluidTune: new processes are plain ones, which takes longer: %s", why)
         return True
 
     def prepare(self, node: str, runtime_env: Mapping[str, Any], name: str | None = None) -> None:
@@ -328,10 +318,8 @@ class ForkServers:
             log.warning("FluidTune: %s", line)
 
     def close(self) -> None:
-        """Let the servers of other nodes end, and wait for that. The driver's own one serves its next job, too."""
-        ending = [host.stop() for host in self._nodes.values() if isinstance(host, There)]
-        if ending:
-            ray.wait([call for call, _ in ending], num_returns=len(ending), timeout=CLOSE_S)
-        for _, actor in ending:
-            ray.kill(actor)
+        """Let the servers of other nodes end. The driver's own one serves its next job, too."""
+        for host in self._nodes.values():
+            if isinstance(host, There):
+                host.stop()
         self._nodes.clear()

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from fluidtune.cluster.forks import child, preload
@@ -46,17 +46,7 @@ class _Launcher:
 
     connection: socket.socket
     asking: int
-    files: list[int] = field(default_factory=list)
     pid: int | None = None
-
-    def close_files(self) -> None:
-        for each in self.files:
-            os.close(each)
-        self.files.clear()
-
-    def close(self) -> None:
-        self.close_files()
-        self.connection.close()
 
 
 class Server:
@@ -132,13 +122,20 @@ class Server:
             return None
         except OSError:
             data, files = b"", []
-        launcher.files += files
-        if not data or launcher.pid is not None:
+        try:
+            if data and launcher.pid is None:
+                return self._forked_for(launcher, files)
             self._lost(launcher)
             return None
+        finally:
+            for each in files:
+                os.close(each)
+
+    def _forked_for(self, launcher: _Launcher, files: Sequence[int]) -> Launched | None:
+        """Fork what the launcher asks for. ``files``: its standard streams. Returns its request in the child."""
         try:
             request = Launched.by(launcher.asking, self.name)
-            why = self._why_not(request, launcher.files)
+            why = self._why_not(request, files)
             wait, go, pid = _forked() if why is None else (-1, -1, -1)
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             why = f"the request cannot be read: {error}"
@@ -153,17 +150,14 @@ class Server:
             if not os.read(wait, 1):
                 os._exit(0)  # its launcher has not heard of it, and starts a plain process, or has died
             os.close(wait)
-            streams = [os.dup(each) for each in launcher.files]
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.data, _Launcher):
-                    key.data.close()
-            for descriptor, file in enumerate(streams):
+                    key.data.connection.close()
+            for descriptor, file in enumerate(files):
                 os.dup2(file, descriptor, inheritable=True)
-                os.close(file)
             return request
         launcher.pid = pid
         self._launchers[pid] = launcher
-        launcher.close_files()
         os.close(wait)
         with suppress(OSError):
             socket.send_fds(launcher.connection, [str(pid).encode()], [go])
@@ -198,7 +192,7 @@ class Server:
         """The launcher has gone, or needs nothing any more. Ray ends a worker by ending its launcher, too."""
         with suppress(KeyError):
             self._selector.unregister(launcher.connection)
-        launcher.close()
+        launcher.connection.close()
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
             try:
                 ending = os.fork()

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyarrow.fs import FileSelector
 from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
 from fluidtune.error_lines import failure
+from fluidtune.ray_compat.whole_files import write_whole
 
 if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore
@@ -33,9 +33,6 @@ T = TypeVar("T")
 #: Seconds to wait before the storage is asked for the same again. Judgement: a file server that starts again, or an
 #: object store that has too much to do, answers within some seconds; a trial with devices does not wait much longer.
 PAUSES_S = (0.5, 2.0, 5.0)
-
-#: The end of the name of a file that is being written.
-_UNFINISHED = ".tmp"
 
 
 class StorageAway(Exception):
@@ -71,8 +68,6 @@ class _StorageFiles:
 
     def __init__(self, storage: Any):
         self._fs = storage.storage_filesystem
-        base = getattr(self._fs, "base_fs", self._fs)
-        self._local = base.type_name == "local"
 
     def write_bytes(self, path: str, data: bytes) -> None:
         if data:
@@ -81,29 +76,8 @@ class _StorageFiles:
             insist(lambda: self._write(path, data))
 
     def _write(self, path: str, data: bytes) -> None:
-        folder = os.path.dirname(path)
-        self._fs.create_dir(folder)
-        if not self._local:  # an object store shows an object only when it is whole
-            self._put(path, data)
-            return
-        for left in self._fs.get_file_info(FileSelector(folder)):
-            if left.path.endswith(_UNFINISHED):  # of a process that was killed: one process uses a folder
-                self._drop(left.path)
-        target = f"{path}.{os.getpid()}{_UNFINISHED}"
-        try:
-            self._put(target, data)
-            self._fs.move(target, path)  # atomic on a local disk
-        except BaseException:
-            self._drop(target)  # on a full disk it holds what was left
-            raise
-
-    def _put(self, path: str, data: bytes) -> None:
-        with self._fs.open_output_stream(path) as stream:
-            stream.write(data)
-
-    def _drop(self, path: str) -> None:
-        with contextlib.suppress(Exception):
-            self._fs.delete_file(path)
+        self._fs.create_dir(os.path.dirname(path))
+        write_whole(data, self._fs, path)
 
     def read_bytes(self, path: str) -> bytes:
         def read() -> bytes:
@@ -161,19 +135,21 @@ def leader_commit_store(storage: Any) -> CommitStore:
     return CommitStore(commit_path(storage), files=_StorageFiles(storage), pickling=cloudpickle)
 
 
-def kept_commits(storage: Any) -> list[Commit]:
-    """The newest commit of the trial, if it has one that it may go on from.
+def kept_commit(storage: Any, needed: bool = True) -> Commit | None:
+    """The newest commit of the trial, if it has one that it may go on from; else None.
 
-    One that cannot be unpickled, because the script has no such class any more, is passed over.
+    One that cannot be unpickled, because the script has no such class any more, is passed over. ``needed``: False: so
+    is one that may be in a storage which is away, as Tune has seen no iteration of the trial.
 
     Raises:
-        StorageAway: it is not known which commits there are.
+        StorageAway: it is not known which commits there are, and one is needed.
     """
     try:
-        commit = leader_commit_store(storage).load()
-    except (StorageAway, MemoryError):
+        return leader_commit_store(storage).load()
+    except MemoryError:
         raise
     except Exception as error:
+        if needed and isinstance(error, StorageAway):
+            raise
         log.warning("the commit in %s cannot be read, and is passed over: %s", commit_path(storage), failure(error))
-        return []
-    return [] if commit is None else [commit]
+        return None

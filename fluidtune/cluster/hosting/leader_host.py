@@ -8,7 +8,6 @@ calls of modules are divided among the trial's followers (`DataParallelLeader`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -23,18 +22,17 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.hosting.commit_stores import (
-    StorageAway,
     delete_commits,
     fingerprint,
     insist,
-    kept_commits,
+    kept_commit,
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.open_runs import end_mlflow_runs
 from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
-from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
+from fluidtune.cluster.hosting.trial_sessions import leader_session
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import Probe, wait_for_device
 from fluidtune.cluster.sharing.lanes import Eviction, LaneMember, LaneTicket
@@ -48,11 +46,9 @@ from fluidtune.ray_compat import trainable as ray_trainable
 
 if TYPE_CHECKING:
     from fluidtune.cluster.sharing.mps import MpsFound
-    from fluidtune.elastic import Commit, LeaderSession
+    from fluidtune.elastic import LeaderSession
     from fluidtune.elastic.divided.leader import DataParallelLeader
     from fluidtune.engine.messages import Kind
-
-log = logging.getLogger(__name__)
 
 
 def can_stay(trainable: Trainable) -> bool:
@@ -144,8 +140,8 @@ class LeaderHost:
         mark = fingerprint(kwargs["config"])
         reports = self.reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
-        storage = storage_of(spec)
-        resume = None if storage is None else reports.choose_commit(self._kept_commits(storage))
+        storage = None if spec.emulation is not None else spec.kwargs.get("storage")
+        resume = None if storage is None else reports.go_on_from(kept_commit(storage, spec.delivered > 0))
         streams = spec.streams if resume is None else resume.streams
         if streams is not None:
             restore_streams(streams)
@@ -189,20 +185,6 @@ class LeaderHost:
         assert self.session is not None
         facts = replace(self.session.facts(), began_at=self._began_at)
         return facts if self.division is None else self.division.facts(facts)
-
-    def _kept_commits(self, storage: Any) -> list[Commit]:
-        """The trial's commits. A trial of which Tune has seen no iteration begins without them, if it cannot read them.
-
-        Raises:
-            StorageAway: it cannot read them, and Tune has seen an iteration.
-        """
-        try:
-            return kept_commits(storage)
-        except StorageAway as error:
-            if self.spec.delivered:
-                raise
-            log.warning("trial %s begins without a commit, should it have one: %s", self.spec.trial, error)
-            return []
 
     def train(self, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
         """Run up to the next iteration that Tune has not seen, and return its result.
@@ -302,7 +284,7 @@ class LeaderHost:
             self.division.begin_iteration()
         result: dict[str, Any] = trainable.train()
         wait_for_device()
-        self._divided = self._divided or (self.division is not None and self.division.divided > 0)
+        self._divided = self._divided or (self.division is not None and self.division.followers.divided > 0)
         if ray_trainable.RESULT_DUPLICATE in result:
             session.ended()
         else:
@@ -311,7 +293,7 @@ class LeaderHost:
 
     def _was_divided(self) -> bool:
         """Whether a call of a module was divided since this was asked last."""
-        now = self._divided or (self.division is not None and self.division.divided > 0)
+        now = self._divided or (self.division is not None and self.division.followers.divided > 0)
         self._divided = False
         return now
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,7 @@ class AttachSpec:
     """
 
     trial: str
-    address: Hashable
+    address: Any
     secret: bytes = field(default=b"", repr=False)
     device: str = "cpu"
     emulation: emulated.Emulation | None = None

@@ -11,7 +11,6 @@ again, too (`fluidtune.elastic.commits.proof`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,8 @@ class ReportedResults:
         self.reported = delivered
         #: The latest result in this worker.
         self.last: dict[str, Any] = {}
-        #: The trial's trainable, set as soon as it is constructed.
-        self.trainable: Trainable | None = None
+        #: The trial's trainable, set as soon as it is constructed, and read after that only.
+        self.trainable: Trainable
         #: The commit that the trial goes on from.
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
@@ -89,7 +88,6 @@ class ReportedResults:
 
     def keep_result(self, result: dict[str, Any]) -> None:
         """Record the result of the current iteration for later commits; drop recorded results of this or later ones."""
-        assert self.trainable is not None
         self._keep(self.trainable.iteration, result)
         self._since.append({k: v for k, v in result.items() if k not in _NOT_KEPT and k not in FILLED_IN})
 
@@ -112,7 +110,6 @@ class ReportedResults:
 
     def was_seen(self, result: dict[str, Any]) -> bool:
         """Whether Tune has seen this iteration before. If not, it counts as reported from now on."""
-        assert self.trainable is not None
         if RESULT_DUPLICATE in result:
             return False
         if self.trainable.iteration <= self.reported:
@@ -123,19 +120,16 @@ class ReportedResults:
     @property
     def proves(self) -> bool:
         """Whether the current iteration only proves the commit: the trial goes on elsewhere."""
-        assert self.trainable is not None
         pair = None if self.resume is None else self.resume.pair
         return pair is not None and bool(self.trainable.iteration <= pair[1].note.iteration)
 
     @property
     def within_reach(self) -> int:
         """The iteration to which a function comes without a report: its own, or that of the commit that it proves."""
-        assert self.trainable is not None
         return self.resume.note.iteration if self.proves and self.resume is not None else self.trainable.iteration
 
     def note(self) -> CommitNote:
         """What every commit contains of the results."""
-        assert self.trainable is not None
         seconds, recent = time_total(self.trainable), list(self._recent)
         return CommitNote(self.trainable.iteration, seconds, recent, *own_totals(self.trainable))
 
@@ -146,15 +140,13 @@ class ReportedResults:
         self._recent.extend(kept for kept in note.results if kept[0] > self._stored)
 
     def _set_progress(self, note: CommitNote) -> None:
-        assert self.trainable is not None
         set_progress(self.trainable, note.iteration, note.time_total, note.timesteps_total, note.episodes_total)
 
     # --- after a loss
 
-    def choose_commit(self, kept: Iterable[Commit]) -> Commit | None:
-        """The commit to go on from, None: no usable one."""
-        found = [commit for commit in kept if self._usable(commit)]
-        self.resume = max(found, key=lambda commit: commit.iteration, default=None)
+    def go_on_from(self, kept: Commit | None) -> Commit | None:
+        """Go on from this commit, the trial's newest, if it is usable. Returns it; None: it goes on from none."""
+        self.resume = kept if kept is not None and self._usable(kept) else None
         return self.resume
 
     def _usable(self, commit: Commit) -> bool:
@@ -174,7 +166,6 @@ class ReportedResults:
 
     def _report_from_here(self) -> None:
         """All iterations that come count as not seen, but for one that proves the commit."""
-        assert self.trainable is not None
         self.reported = self.trainable.iteration
         if self.resume is not None and self.resume.pair is not None:
             self.reported = max(self.reported, self.resume.note.iteration)
@@ -189,7 +180,6 @@ class ReportedResults:
         """The next result that Tune has missed, which counts as reported from now on. None: Tune has them all."""
         if not self._missed:
             return None
-        assert self.trainable is not None
         self.reported, result = self._missed.pop(0)
         self._keep(self.reported, result)
         return {**result, CONFIG: self.trainable.config}
@@ -199,7 +189,6 @@ class ReportedResults:
 
         One as old as a commit that must be proved first is as good, and needs no proof.
         """
-        assert self.trainable is not None
         newer = False
         if self.resume is not None:
             ahead = self.resume.note.iteration - self.trainable.iteration
@@ -219,7 +208,6 @@ class ReportedResults:
 
         Returns whether there was a commit, which is useless now.
         """
-        assert self.trainable is not None
         had, self.resume = self.resume is not None, None
         self.reported, self._missed = self.trainable.iteration, []
         return had

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
+from fluidtune import elastic
 from fluidtune.cluster import process_stack
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.child import is_forked
@@ -26,7 +27,7 @@ from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_resources import TrialResources
-from fluidtune.cluster.hosting.trial_sessions import Follows, drop_session, follower
+from fluidtune.cluster.hosting.trial_sessions import follower
 from fluidtune.cluster.sharing.gpu_probe import Probe, free_device
 from fluidtune.cluster.sharing.lanes import Eviction, LaneTicket, node_memory
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
@@ -39,6 +40,9 @@ from fluidtune.ray_compat.accelerators import adopt_environment, held_ids
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
+
+    from fluidtune.cluster.emulated import EmulatedFollower
+    from fluidtune.elastic.divided.follower import Follower
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +68,7 @@ class Worker:
         self._probe: Probe = resolve_name(self._kind.probe)()
         #: The hosted trial: here is its leader, or one of its followers.
         self._leader: LeaderHost | None = None
-        self._follower: Follows | None = None
+        self._follower: Follower | EmulatedFollower | None = None
         self._spec: LoadSpec | AttachSpec | None = None
 
     def info(self) -> WorkerInfo:
@@ -191,8 +195,7 @@ class Worker:
                 ended = ended and not runner.is_alive()
         if leading is not None and ended:
             leading.close()
-        if self._spec is not None:
-            drop_session(emulated)
+        elastic.use(None)
         self._spec = None
         again = ended and (keep or emulated)
         if not again:

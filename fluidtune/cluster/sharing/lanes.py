@@ -122,7 +122,8 @@ class LaneMember:
         self._gate: Gate | None = None
         #: The lane and the rung of its seat.
         self._place: tuple[int, int] | None = None
-        self._compute: float | None = None
+        #: The part of a CPU device that the last iteration kept busy, 0 to 1; None if it is not known.
+        self.compute: float | None = None
         #: When it asks for a seat again after a failure, on the monotonic clock.
         self._retry_at = 0.0
         self._hold()
@@ -133,11 +134,6 @@ class LaneMember:
     def need(self) -> tuple[float, float] | None:
         """The parts of the device's memory (persistent, ephemeral) that it was measured to need; None if not yet."""
         return None if self._profile.usage is None else self._parts(self._profile.usage.need())
-
-    @property
-    def compute(self) -> float | None:
-        """The part of a CPU device that the last iteration kept busy, 0 to 1; None if it is not known."""
-        return self._compute
 
     # Sharing
 
@@ -197,7 +193,7 @@ class LaneMember:
         self._profile.end()
         if self._gpu is None:
             took = time.perf_counter() - began
-            self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
+            self.compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
     def failed(self, error: BaseException) -> Eviction | None:
         """What to tell the driver if memory ran out because of the trial's share, or because of other trials.

@@ -160,11 +160,6 @@ class CommitPolicy:
 
     # -- the proof --
 
-    @property
-    def is_proving(self) -> bool:
-        """An epoch runs again of which nobody is to hear."""
-        return self._tried is not None
-
     def epoch_done(self, position: TrialPosition) -> bool:
         """A boundary after an epoch. Returns whether the loop goes on elsewhere: ``position`` says where then.
 
@@ -232,7 +227,7 @@ class CommitPolicy:
         """A boundary, at which the store may take a commit. ``force``: it must."""
         store = self.store
         # At a boundary where nothing was done since, another process gets by itself, or from the commit before.
-        if store is None or self.is_proving or position.iteration == self._last_iteration:
+        if store is None or self._tried is not None or position.iteration == self._last_iteration:
             return
         if store.refused is not None:
             return

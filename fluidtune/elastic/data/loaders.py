@@ -18,12 +18,8 @@ _PLAIN = (type(None), bool, int, float, str, torch.Tensor, numpy.ndarray)
 
 def generators_of(loader: DataLoader) -> list[torch.Generator]:
     """The user's own generators that determine the order of the data, each once."""
-    found: list[torch.Generator] = []
-    for holder in (loader, *_samplers(loader)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not known for known in found):
-            found.append(generator)
-    return found
+    held = [getattr(holder, "generator", None) for holder in (loader, *_samplers(loader))]
+    return list({id(each): each for each in held if isinstance(each, torch.Generator)}.values())
 
 
 def settings_of(loader: DataLoader) -> list[dict[str, Any]]:
@@ -56,11 +52,8 @@ def load_settings(loader: DataLoader, settings: list[dict[str, Any]]) -> None:
 
 def _samplers(loader: DataLoader) -> list[Any]:
     batches = loader.batch_sampler
-    found: list[Any] = []
-    for sampler in (batches, getattr(batches, "sampler", None), loader.sampler):
-        if sampler is not None and all(sampler is not known for known in found):
-            found.append(sampler)
-    return found
+    held = (batches, getattr(batches, "sampler", None), loader.sampler)
+    return list({id(each): each for each in held if each is not None}.values())
 
 
 def _has_state(sampler: Any) -> bool:

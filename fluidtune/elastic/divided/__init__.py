@@ -12,8 +12,9 @@ divided.md has the decision, and what happens in each fault.
 | `follower` | serves a leader: replicas, checks, and graphs of parts |
 | `checks` | whether a call can be divided: a follower computes it whole and in parts, and compares |
 | `computation` | a module computed in this process on a call or a part, and its graph |
-| `description` | a module as bytes and tensors, and whether it has changed since |
+| `description` | a module as it is, and whether it has changed since |
 | `parts` | where inputs are cut, and how outputs are joined |
+| `trees` | values and modules as bytes and tensors |
 | `whole_draws` | what a forward draws is drawn for the whole batch |
 | `batch_statistics` | batch normalisation over the whole batch |
 | `flags` | settings of torch that change numbers, and go with a call |

@@ -10,7 +10,6 @@ import pickle
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,11 @@ from .computation import Computation, Modes, Streams, cut_of, gradients_of, othe
 from .description import Description, Marks
 from .flags import Flags, under
 from .followers import Follower
-from .parts import Outputs, Rule, Tree, joined_gradients, parts_of, tree_of
-from .tensor_link import Lost, Message
+from .meeting import Lost
+from .parts import Outputs, Rule, joined_gradients, parts_of
+from .tensor_link import Message
 from .torch_private import computed, is_batched, keeps_graph, outside_transforms
+from .trees import Tree, tree_of
 
 #: A follower is given up when it takes this many times as long as the leader's own part, and `GRACE_S` seconds more.
 #: Judgement: a device that is slower than that is no help, and one that hangs is found before its trial looks dead.
@@ -55,7 +56,7 @@ class Twin:
         self._described = described
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
-            self.module: nn.Module = described.replica(self.tensors)
+            self.module: nn.Module = described.tree.value(self.tensors)
         self.marks: Marks | None = None
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,8 +108,8 @@ class Call:
         self._rule, self._sizes = rule, list(sizes)
         self._pieces = parts_of(asked.given, rule, sizes)
         self._peers: list[Follower | None] = [None, *peers]
-        self._followers = peers[0].followers
-        self.key = self._followers.new_key()
+        self.followers = peers[0].followers
+        self.key = self.followers.new_key()
         #: The leader's own part, if there may be a backward.
         self._made: Computation | None = None
         self._said: list[list[bool]] = []
@@ -119,18 +120,13 @@ class Call:
         self.own_s = self.forward_s = self.backward_s = 0.0
         self.outputs: Outputs
         #: Tells followers, with the next request, that this call has no backward any more. Called once.
-        self._drop = weakref.finalize(self, self._followers.drop, self.key)
+        self._drop = weakref.finalize(self, self.followers.drop, self.key)
         self._drop.atexit = False
 
     @property
     def may_go_back(self) -> bool:
         """Whether a backward may come."""
         return self.graded and self._drop.alive
-
-    @property
-    def own_pace(self) -> float:
-        """Seconds a sample of this process' part."""
-        return self.own_s / self._sizes[0]
 
     # -- forward
 
@@ -253,7 +249,7 @@ class Call:
         peer = self._peers[part]
         try:
             if peer is not None:
-                self._followers.wait_for_check(peer, patience(self.own_s))
+                self.followers.wait_for_check(peer, patience(self.own_s))
         except Lost as error:
             self._gone(part, str(error))
         self._owing.add(part)
@@ -274,7 +270,7 @@ class Call:
         if peer is None:
             return None
         try:
-            message = self._followers.answer(peer, patience(self.own_s))
+            message = self.followers.answer(peer, patience(self.own_s))
         except Lost as error:
             self._gone(part, str(error))
             return None
@@ -360,15 +356,11 @@ class Call:
                     for number, tensor in enumerate(self._described.tensors)
                 ]
                 args, kwargs = self._given.value(tensors)
-                result = computed(self._described.replica(weights), args, kwargs)
-                ends = tree_of(result, "output", self._given.classes).tensors
+                result = computed(self._described.tree.value(weights), args, kwargs)
+                ends = tree_of(result, "its output", self._given.classes).tensors
         finally:
             after.restore()
         return gradients_of(ends, grads, own, create_graph=differentiable)
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Within it, its followers are asked by no other call."""
-        return self._followers.turn()
 
     def end(self) -> None:
         """No backward comes any more: let go of what it would need."""
@@ -417,5 +409,5 @@ class _Joined(torch.autograd.Function):
         if torch.is_grad_enabled() or batched:
             return None, None, None, *call.recomputed(ctx.inputs, grads)
         keep = keeps_graph()
-        with call.turn():
+        with call.followers.turn():
             return None, None, None, *call.backward(ctx.inputs, grads, keep)

@@ -21,20 +21,10 @@ from fluidtune.error_lines import failure
 from ..references import dumped
 from .batch_statistics import Gather, Recorded, SeenStatistics, WholeStatistics
 from .computation import Computation, Modes, Streams, cut_of, other_streams, part_modes
-from .description import Classes, Watch, rebuilt, statistics_of
+from .description import Watch, statistics_of
 from .flags import Flags, under
-from .parts import (
-    Odd,
-    Outputs,
-    Rule,
-    Tree,
-    candidates,
-    join_rule,
-    joined_gradients,
-    parts_of,
-    same_but_tensors,
-    sizes_of,
-)
+from .parts import Outputs, Rule, candidates, join_rule, joined_gradients, parts_of, sizes_of
+from .trees import Classes, StaysWhole, Tree, same_but_tensors
 from .weights import same_bytes
 
 #: By type, how far outputs may differ, as a part of the largest, and gradients, as a part of their norm: some 1e6 times
@@ -42,10 +32,6 @@ from .weights import same_bytes
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 #: A gradient below this part of the largest one's norm, in units of the type's rounding, may be rounding alone.
 _ROUNDING = 1000.0
-
-
-class CannotDivide(Exception):
-    """Calls like this one stay whole; the message says why, in words of the user's."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +52,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """How the call is divided. ``drawn``: the random streams after it, as a digest. ``output``: of the whole call.
+    """How the call is divided. ``drawn``: the random streams after it, as a digest. ``skeleton``: of its whole output.
 
     ``seconds``: of its forward, and of its backward.
     """
 
     rule: Rule
     drawn: bytes
-    output: Tree
+    skeleton: bytes
     seconds: tuple[float, float]
 
 
@@ -83,7 +69,7 @@ class _Copy:
     def __init__(self, skeleton: bytes, weights: Sequence[torch.Tensor], classes: Classes) -> None:
         own = [tensor.detach().clone() for tensor in weights]
         self.tensors = [nn.Parameter(t) if w.requires_grad else t for t, w in zip(own, weights, strict=True)]
-        self.module = rebuilt(skeleton, self.tensors, classes)
+        self.module = Tree(skeleton, tuple(self.tensors), classes).value()
         self.trained = [tensor for tensor in self.tensors if tensor.requires_grad]
 
     def statistics(self) -> list[torch.Tensor]:
@@ -102,8 +88,8 @@ class Check:
         self._weights = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in weights]
         self._streams, self._flags = streams, question.flags
 
-    def answer(self) -> Answer:
-        """Raises CannotDivide."""
+    def answer(self) -> tuple[Answer, list[torch.Tensor]]:
+        """The answer, and the tensors of the whole output. Raises StaysWhole."""
         seen = SeenStatistics()
         whole, copy = self._whole(seen)
         self._after = Streams(self._streams.device)
@@ -115,9 +101,9 @@ class Check:
             try:
                 self._gradients = whole.gradients(self._cotangents, lambda: seen)
             except Exception as error:
-                raise CannotDivide(f"its backward fails ({failure(error)})") from error
+                raise StaysWhole(f"its backward fails ({failure(error)})") from error
             if any(grad is not None and grad.layout is not torch.strided for grad in self._gradients):
-                raise CannotDivide("a gradient of it is sparse")
+                raise StaysWhole("a gradient of it is sparse")
         seconds = self._forward_s, self._now() - started
         reasons = []
         known = self._question.known
@@ -129,12 +115,12 @@ class Check:
             sizes = sizes_of(samples, self._question.shares[:samples])
             try:
                 found = self._in_parts(whole, copy, rule, sizes)
-            except CannotDivide as error:
+            except StaysWhole as error:
                 reasons.append(str(error))
             else:
-                detached = tuple(tensor.detach() for tensor in whole.output.tensors)
-                return Answer(found, self._after.digest, replace(whole.output, tensors=detached), seconds)
-        raise CannotDivide(reasons[0] if reasons else "no dimension of its inputs is that of samples")
+                answer = Answer(found, self._after.digest, whole.output.skeleton, seconds)
+                return answer, [tensor.detach() for tensor in whole.output.tensors]
+        raise StaysWhole(reasons[0] if reasons else "no dimension of its inputs is that of samples")
 
     def _computed(self, copy: _Copy, given: Tree, modes: Modes) -> Computation:
         self._streams.restore()
@@ -150,18 +136,18 @@ class Check:
         try:
             whole = self._computed(copy, given, lambda: seen)
             self._forward_s = self._now() - started
-        except Odd as error:
-            raise CannotDivide(str(error)) from error
+        except StaysWhole:
+            raise
         except Exception as error:
-            raise CannotDivide(f"it fails ({failure(error)})") from error
+            raise StaysWhole(f"it fails ({failure(error)})") from error
         if watch.leaves_outside():
-            raise CannotDivide("it leaves something behind outside of it")
+            raise StaysWhole("it leaves something behind outside of it")
         if other_streams() != others:
-            raise CannotDivide("it draws from the random numbers of Python or NumPy")
+            raise StaysWhole("it draws from the random numbers of Python or NumPy")
         if not all(map(same_bytes, given.tensors, self._given.tensors)):
-            raise CannotDivide("it changes its inputs")
+            raise StaysWhole("it changes its inputs")
         if self._skeleton(copy) != first:
-            raise CannotDivide("it leaves something behind in its attributes")
+            raise StaysWhole("it leaves something behind in its attributes")
         self._refuse_written(copy)
         _refuse_views(whole.output, [*given.tensors, *copy.tensors])
         return whole, copy
@@ -184,7 +170,7 @@ class Check:
             if self._gradients:
                 statistics.gradients(self._cotangents, modes)
             if any(self._difference(*pair) for pair in zip(again.statistics(), copy.statistics(), strict=True)):
-                raise CannotDivide("its statistics of the batch are not those of torch")
+                raise StaysWhole("its statistics of the batch are not those of torch")
         pieces = parts_of(self._given, rule, sizes)
         parts: list[tuple[Computation, Modes]] = []
         for number, piece in enumerate(pieces):
@@ -193,22 +179,22 @@ class Check:
             try:
                 parts.append((self._computed(self._copy(), piece, modes), modes))
             except Exception as error:
-                raise CannotDivide(f"a part of the batch fails ({failure(error)})") from error
+                raise StaysWhole(f"a part of the batch fails ({failure(error)})") from error
             if Streams(self._streams.device).digest != self._after.digest:
-                raise CannotDivide("what it draws cannot be cut into parts of the batch")
+                raise StaysWhole("what it draws cannot be cut into parts of the batch")
         trees = [part.output for part, _ in parts]
         found = join_rule(whole.output, trees, rule)
         if isinstance(found, str):
-            raise CannotDivide(found)
+            raise StaysWhole(found)
         outputs = Outputs(trees, found)
         if not outputs.fit():
-            raise CannotDivide("what parts of the batch return differs in more than its samples")
+            raise StaysWhole("what parts of the batch return differs in more than its samples")
         ours = outputs.joined()
         if [any(of_parts) for of_parts in zip(*(part.requires for part, _ in parts), strict=True)] != whole.requires:
-            raise CannotDivide("a part of the batch has a gradient where the batch has none")
+            raise StaysWhole("a part of the batch has a gradient where the batch has none")
         for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):
             if (off := self._difference(own, other.detach())) is not None:
-                raise CannotDivide(f"it mixes samples: output {place} differs by {off}")
+                raise StaysWhole(f"it mixes samples: output {place} differs by {off}")
         if self._gradients:
             split = outputs.split(self._cotangents)
             made = [part.gradients(grads, modes) for (part, modes), grads in zip(parts, split, strict=True)]
@@ -216,7 +202,7 @@ class Check:
                 joined_gradients(found, self._question.needs, pieces, made), self._gradients, self._flags
             )
         if rule.statistics and not met.agree(_tolerance(whole.output.tensors, self._flags)):
-            raise CannotDivide("its parts do not have the statistics of the batch")
+            raise StaysWhole("its parts do not have the statistics of the batch")
         return found
 
     def _difference(self, own: torch.Tensor, other: torch.Tensor) -> str | None:
@@ -235,12 +221,12 @@ class Check:
             return failure(error).encode()
 
     def _refuse_written(self, copy: _Copy) -> None:
-        """CannotDivide: the forward has changed weights or a buffer, other than `_Copy.statistics`."""
+        """StaysWhole: the forward has changed weights or a buffer, other than `_Copy.statistics`."""
         allowed = {id(buffer) for buffer in copy.statistics()}
         names = {id(t): name for name, t in (*copy.module.named_parameters(), *copy.module.named_buffers())}
         for number, (own, tensor) in enumerate(zip(copy.tensors, self._weights, strict=True)):
             if id(own) not in allowed and not same_bytes(own.detach(), tensor.detach()):
-                raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")
+                raise StaysWhole(f"its forward changes {names.get(id(own), f'tensor {number}')}")
 
 
 def _compare_gradients(
@@ -254,7 +240,7 @@ def _compare_gradients(
         if (own is None) != (other is None):
             if max(norms[place], 0.0 if own is None else float(own.double().norm())) == 0.0:
                 continue
-            raise CannotDivide(f"gradient {place} is there for a part of the batch only, or for the batch only")
+            raise StaysWhole(f"gradient {place} is there for a part of the batch only, or for the batch only")
         assert own is not None and other is not None
         if not other.dtype.is_floating_point and not other.dtype.is_complex:
             continue
@@ -269,7 +255,7 @@ def _compare_gradients(
             not off <= 5 * tolerance * max(norms[place], float(own.abs().double().norm())) + floor
             and norms[place] == norms[place]
         ):
-            raise CannotDivide(f"it mixes samples: gradient {place} differs by {_percent(off, norms[place])}")
+            raise StaysWhole(f"it mixes samples: gradient {place} differs by {_percent(off, norms[place])}")
 
 
 def _tolerance(tensors: Sequence[torch.Tensor], flags: Flags) -> float:
@@ -326,4 +312,4 @@ def _refuse_views(output: Tree, others: Sequence[torch.Tensor]) -> None:
     held = {tensor.untyped_storage().data_ptr() for tensor in others if tensor.numel()}
     for place, tensor in enumerate(output.tensors):
         if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
-            raise CannotDivide(f"output {place} is an input or a weight, or a view of one")
+            raise StaysWhole(f"output {place} is an input or a weight, or a view of one")

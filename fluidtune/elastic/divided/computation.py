@@ -16,8 +16,9 @@ from torch import nn
 
 from ..random_streams import capture_streams
 from .batch_statistics import Gather, WholeStatistics
-from .parts import Rule, Tree, tree_of
+from .parts import Rule
 from .torch_private import computed
+from .trees import Tree, tree_of
 from .whole_draws import WholeDraws
 
 Modes = Callable[[], AbstractContextManager[Any]]
@@ -65,7 +66,7 @@ class Computation:
         args, kwargs = given.value(tensors)
         with modes():
             result = computed(module, args, kwargs)
-        self.output = tree_of(result, "output", given.classes)
+        self.output = tree_of(result, "its output", given.classes)
         self._wanted = [*(tensors[i] for i in needs), *trained]
 
     @property

@@ -1,9 +1,9 @@
-"""A module as bytes and tensors, from which another process makes a replica; and whether it has changed since.
+"""A module as it is, from which another process makes a replica; and whether it has changed since.
 
-The bytes are a pickle in which tensors have numbers. What a loop may change of a module between two calls is compared
-at each call, by identity: attributes of all of its modules (``training`` is one), the tensors' types and whether they
-are trained. What can change without another identity, as a list or a configuration object, is compared by its pickle.
-So are global variables that the module's methods name.
+What a loop may change of a module between two calls is compared at each call, by identity: attributes of all of its
+modules (``training`` is one), the tensors' types and whether they are trained. What can change without another
+identity, as a list or a configuration object, is compared by its pickle. So are global variables that the module's
+methods name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fluidtune.code_origin import is_importable, is_installed
-from fluidtune.device_kinds import TORCH_TYPES, on_accelerator
+from fluidtune.code_origin import is_installed
+from fluidtune.device_kinds import on_accelerator
 
-from ..references import dumped, loaded
+from ..references import dumped
 from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
+from .trees import Classes, StaysWhole, tree_of
 
 #: What cannot change without another identity.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
@@ -40,13 +41,10 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+#: A cell of a variable that is not set.
+_EMPTY = types.CellType()
 #: Packages whose functions no script changes the global variables of.
 _LIBRARIES = ("torch", "numpy", "builtins")
-_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-class CannotBeSent(Exception):
-    """No replica of the module can be made; the message says why."""
 
 
 class Nothing:
@@ -59,90 +57,30 @@ class Nothing:
         return None
 
 
-class Classes:
-    """Classes that no import finds, as those of a script: by number, the same ones in the leader and its followers.
-
-    A follower gets them by value, as bytes. The leader never makes one of bytes: unpickling a class would give it other
-    methods. ``pickling``: a module like `pickle`.
-    """
-
-    def __init__(self, pickling: ModuleType = pickle) -> None:
-        self.pickling = pickling
-        self._known: list[type] = []
-        self._numbers: dict[type, int] = {}
-
-    def number(self, obj: Any) -> Any:
-        """What stands for the object in bytes, if it is such a class; else None. A new one is added."""
-        if not isinstance(obj, type) or is_importable(obj):
-            return None
-        if obj not in self._numbers:
-            self._add(obj)
-        return "class", self._numbers[obj]
-
-    def _add(self, cls: type) -> None:
-        self._numbers[cls] = len(self._known)
-        self._known.append(cls)
-
-    def find(self, number: Any) -> type:
-        return self._known[number[1]]
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def forget(self, count: int) -> None:
-        """A follower: know the first ``count`` ones only; the others have other numbers in the leader."""
-        del self._known[count:]
-        self._numbers = {cls: number for number, cls in enumerate(self._known)}
-
-    def dumped(self) -> bytes:
-        """All of them, as they are now with the global variables that they name."""
-        return self.pickling.dumps(tuple(self._known)) if self._known else b""
-
-    def take(self, data: bytes) -> None:
-        """A follower: what the leader has dumped."""
-        if data:
-            self._known = list(pickle.loads(data))
-            self.forget(len(self._known))
-
-
 class Description:
     """A module as it is now. ``classes``: those of the trial.
 
-    ``skeleton``: the bytes; ``digest``: of them and of the classes. ``tensors``: by number.
+    ``tree``: from which replicas are made; ``digest``: of its bytes and of the classes. ``tensors``: by number.
 
     Raises:
-        CannotBeSent: no other process can have it.
+        StaysWhole: no other process can have it.
     """
 
     def __init__(self, module: nn.Module, classes: Classes) -> None:
-        self._known = classes
-        self.tensors: list[torch.Tensor] = []
-        numbers: dict[int, int] = {}
-
-        def number(obj: Any) -> Any:
-            if not isinstance(obj, torch.Tensor):
-                return classes.number(obj)
-            if id(obj) not in numbers:
-                _refuse(obj)
-                numbers[id(obj)] = len(self.tensors)
-                self.tensors.append(obj)
-            return numbers[id(obj)]
-
         _refuse_module(module)
-        try:
-            self.skeleton = dumped(module, number, classes.pickling)
-        except CannotBeSent:
-            raise
-        except Exception as error:
-            raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
+        self.tree = tree_of(module, "it", classes, by_name=False)
+        self.tensors = self.tree.tensors
+        if any(not tensor.is_leaf for tensor in self.tensors):
+            raise StaysWhole("it has a tensor that was computed from others with a gradient")
+        numbers = set(map(id, self.tensors))
         if any(id(parameter) not in numbers for parameter in parameters_of(module)):
-            raise CannotBeSent("its pickle leaves weights out")
+            raise StaysWhole("its pickle leaves weights out")
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
         self._watch = Watch(module, classes.pickling)
         # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
-        self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
+        self.digest = hashlib.sha1(self.tree.skeleton + self.classes + kinds + self._watch.outside).digest()
 
     def _kinds_now(self) -> list[Any]:
         return [(t.dtype, t.shape, t.device, t.requires_grad, t.is_leaf) for t in self.tensors]
@@ -165,43 +103,22 @@ class Description:
         """Whether the module is still as it is described here."""
         return self._kinds == self._kinds_now() and self._watch.holds()
 
-    def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
-        """A copy of the module as it is described, in this process, that computes with these tensors."""
-        return rebuilt(self.skeleton, tensors, self._known)
-
-
-def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
-    """A replica that computes with these tensors."""
-    module: nn.Module = loaded(
-        skeleton, lambda number: tensors[number] if isinstance(number, int) else classes.find(number)
-    )
-    return module
-
-
-def _refuse(tensor: torch.Tensor) -> None:
-    if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise CannotBeSent(f"it holds a tensor of another kind ({type(tensor).__name__}, {tensor.layout})")
-    if not tensor.is_leaf:
-        raise CannotBeSent("it holds a tensor that was computed from others with a gradient")
-    if tensor.device.type not in TORCH_TYPES:
-        raise CannotBeSent(f"it holds a tensor on {tensor.device}")
-
 
 def _refuse_module(module: nn.Module) -> None:
-    """CannotBeSent: it is of a kind that is called in another way, or has hooks."""
+    """StaysWhole: it is of a kind that is called in another way, or has hooks."""
     for each in modules_of(module):
         if isinstance(each, torch.jit.ScriptModule):
-            raise CannotBeSent("it is a script of torch.jit")
+            raise StaysWhole("it is a script of torch.jit")
         if isinstance(each, nn.parallel.DistributedDataParallel | nn.DataParallel) or "fsdp" in type(each).__module__:
-            raise CannotBeSent(f"{type(each).__name__} divides it already")
+            raise StaysWhole(f"{type(each).__name__} divides it already")
         other = None if each is module else answering(each)
         if type(each).__name__ == "OptimizedModule" or not isinstance(other, Nothing | None):
-            raise CannotBeSent("it is compiled")
+            raise StaysWhole("it is compiled")
         if any(each.__dict__.get(name) for name in _HOOKS):
-            raise CannotBeSent(f"{type(each).__name__} has hooks")
+            raise StaysWhole(f"{type(each).__name__} has hooks")
     cards = {t.device for t in (*parameters_of(module), *buffers_of(module)) if on_accelerator(t)}
     if len(cards) > 1:
-        raise CannotBeSent("its tensors are on several GPUs")
+        raise StaysWhole("its tensors are on several GPUs")
 
 
 def statistics_of(layer: nn.Module) -> list[torch.Tensor]:
@@ -338,7 +255,7 @@ def _variables(table: Mapping[str, Any], names: Sequence[str]) -> Reader:
 
 
 def _enclosed(cells: Sequence[types.CellType]) -> Reader:
-    return lambda: [_content(cell) for cell in cells]
+    return lambda: [None if cell == _EMPTY else cell.cell_contents for cell in cells]
 
 
 def _defaults(function: types.FunctionType) -> Reader:
@@ -354,13 +271,6 @@ def _of_class(cls: type) -> Reader:
 
 def _are(one: Collection[Any], other: Collection[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
 
 
 def _outside_of(values: Iterable[Any]) -> list[Reader]:

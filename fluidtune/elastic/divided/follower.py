@@ -19,14 +19,14 @@ from fluidtune.device_kinds import of_torch
 from fluidtune.error_lines import failure
 
 from .batch_statistics import Merge
-from .checks import CannotDivide, Check, Question
+from .checks import Check, Question
 from .computation import Computation, Modes, Streams, part_modes
-from .description import Classes, Marks, rebuilt
+from .description import Marks
 from .flags import under
 from .followers import REPLICAS
-from .meeting import Address, Refused, connect
-from .parts import Tree
-from .tensor_link import Link, Lost, Message
+from .meeting import Address, Lost, Refused, connect
+from .tensor_link import Link, Message
+from .trees import Classes, StaysWhole, Tree
 from .weights import ReplicaWeights
 
 __all__ = ["Follower", "Refused"]
@@ -48,7 +48,6 @@ class _Held:
     """What this process has of one of the leader's modules."""
 
     weights: ReplicaWeights
-    trained: list[int]
     replicas: dict[bytes, nn.Module] = field(default_factory=dict)
     waiting: dict[bytes, bytes] = field(default_factory=dict)
 
@@ -63,7 +62,8 @@ class Follower:
     ) -> None:
         self.trial, self.worker = trial, worker
         self._secret, self._device, self._classes = secret, torch.device(device), Classes(pickling)
-        self._link: Link | None = None
+        #: From `attach` on.
+        self._link: Link
         self._held: dict[int, _Held] = {}
         #: By key of a call, its part, and what that was computed under.
         self._graphs: dict[int, tuple[Computation, Modes]] = {}
@@ -92,7 +92,6 @@ class Follower:
 
     def run(self) -> None:
         """Serve the leader until it needs this process no more, or is gone."""
-        assert self._link is not None, "attach first"
         try:
             while True:
                 self._serve(self._link.receive())
@@ -101,12 +100,11 @@ class Follower:
 
     def close(self) -> None:
         """End the connection; idempotent. Any thread: `run` returns."""
-        if self._link is not None:
+        if hasattr(self, "_link"):
             self._link.close()
 
     def _serve(self, message: Message) -> None:
         link, kind, value = self._link, message.kind, message.value
-        assert link is not None
         if kind == "module":
             self._take_module(*value)
         elif kind == "classes":
@@ -144,10 +142,9 @@ class Follower:
     # -- modules
 
     def _take_module(self, key: int, digest: bytes, skeleton: bytes, trained: list[bool]) -> None:
-        numbers = [number for number, flag in enumerate(trained) if flag]
         held = self._held.get(key)
-        if held is None or held.trained != numbers or held.weights.trained != trained:
-            held = self._held[key] = _Held(ReplicaWeights(trained), numbers)
+        if held is None or held.weights.trained != trained:
+            held = self._held[key] = _Held(ReplicaWeights(trained))
         held.waiting[digest] = skeleton
         if held.weights.tensors:
             self._build(key)
@@ -156,11 +153,10 @@ class Follower:
         """Make the replicas whose weights have come."""
         held = self._held[key]
         link = self._link
-        assert link is not None
         for digest, skeleton in held.waiting.items():
             try:
                 held.replicas.pop(digest, None)
-                held.replicas[digest] = rebuilt(skeleton, held.weights.tensors, self._classes)
+                held.replicas[digest] = Tree(skeleton, tuple(held.weights.tensors), self._classes).value()
                 link.send("ready", (key, digest, None))
             except Exception as error:
                 link.send("ready", (key, digest, failure(error)))
@@ -172,7 +168,6 @@ class Follower:
 
     def _gather(self, row: torch.Tensor, merge: Merge) -> torch.Tensor:
         link = self._link
-        assert link is not None
         link.send("row", None, [row])
         message = link.receive()
         if message.kind != "rows":
@@ -186,21 +181,15 @@ class Follower:
         own, streams = self._taken(tensors, value["draws"])
         given = Tree(value["skeleton"], tuple(own), self._classes)
         try:
-            answer = Check(question, weights, given, streams).answer()
-        except CannotDivide as error:
+            answer, output = Check(question, weights, given, streams).answer()
+        except StaysWhole as error:
             return "undivided", str(error), []
         finally:
             unknown = len(self._classes) - known
             self._classes.forget(known)
         if unknown:  # the leader sends those first
             return "unknown", None, []
-        said = {
-            "rule": answer.rule,
-            "drawn": answer.drawn,
-            "skeleton": answer.output.skeleton,
-            "seconds": answer.seconds,
-        }
-        return "divided", said, list(answer.output.tensors)
+        return "divided", answer, output
 
     def _taken(self, tensors: list[torch.Tensor], draws: int) -> tuple[list[torch.Tensor], Streams]:
         """What has come, before it is written over; the last ``draws`` are random streams."""
@@ -213,7 +202,7 @@ class Follower:
         held = self._held[value["module"]]
         replica = held.replicas[value["digest"]]
         own, streams = self._taken(tensors, value["draws"])
-        trained = [held.weights.tensors[number] for number in held.trained]
+        trained = [tensor for tensor in held.weights.tensors if tensor.requires_grad]
         given = Tree(value["skeleton"], tuple(own), self._classes)
         modes = part_modes(bool(streams.states), value["statistics"], value["cut"], self._gather)
         if streams.states:

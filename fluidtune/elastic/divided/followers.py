@@ -18,9 +18,12 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from .meeting import Lost
+
 if TYPE_CHECKING:  # a trial without torch has no modules
-    from .description import Classes, Description
+    from .description import Description
     from .tensor_link import Link, Message
+    from .trees import Classes
     from .weights import PublishedWeights, SentWeights
 
 log = logging.getLogger(__name__)
@@ -99,7 +102,7 @@ class Followers:
     @cached_property
     def classes(self) -> Classes:
         """Classes of the trial's script."""
-        from .description import Classes
+        from .trees import Classes
 
         return Classes(self._pickling)
 
@@ -164,8 +167,6 @@ class Followers:
 
     def settle(self) -> bool:
         """Take in who has come, and what followers have said. Whether none makes a check, so that all can be asked."""
-        from .tensor_link import Lost
-
         with self._lock:
             self.present += self.arrived
             self.arrived = []
@@ -178,8 +179,6 @@ class Followers:
 
     def ready(self, key: int, described: Description, weights: PublishedWeights) -> list[Follower]:
         """The followers that have this module as it is; the others are sent it meanwhile. `settle` comes first."""
-        from .tensor_link import Lost
-
         dropped, self._dropped = self._dropped, []
         forgotten, self._forgotten = self._forgotten, []
         found = []
@@ -201,16 +200,12 @@ class Followers:
     def introduce(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
         """Send a new follower a module that was divided before, so that it has a replica at the next call. Any thread
         that has the `turn`; the weights are those of the latest call."""
-        from .tensor_link import Lost
-
         try:
             self._provide(peer, key, described, weights)
         except Lost as error:
             self.lost(peer, str(error))
 
     def _provide(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
-        from .weights import SentWeights
-
         if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
             peer.classes = described.classes
             peer.replicas.clear()
@@ -220,16 +215,14 @@ class Followers:
             if key in peer.pending:  # one at a time
                 return
             trained = [tensor.requires_grad for tensor in described.tensors]
-            peer.link.send("module", (key, described.digest, described.skeleton, trained))
+            peer.link.send("module", (key, described.digest, described.tree.skeleton, trained))
             peer.pending.add(key)
             has.append(described.digest)
             del has[:-REPLICAS]
-        weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
+        weights.send(peer.link, key, peer.weights)
 
     def _read(self, peer: Follower) -> None:
         """Read which replicas a follower has made, and its answer to a check if the leader has computed the call."""
-        from .tensor_link import Lost
-
         while peer.pending or peer.answered is not None:
             if peer.answered is not None and peer.deadline is None:
                 return
@@ -269,14 +262,8 @@ class Followers:
             left = timeout if peer.deadline is None else max(1.0, peer.deadline - time.monotonic())
             self._hear(peer, left)
 
-    def sizes(self, samples: int, peers: Sequence[Follower]) -> list[int]:
-        """How many samples each part has: the leader's first. Parts are in proportion to the devices' speeds."""
-        from .parts import sizes_of
-
-        return sizes_of(samples, self.shares(min(samples, 1 + len(peers))))
-
     def shares(self, count: int) -> list[float]:
-        """By part, the device's speed in relation to others."""
+        """By part, the device's speed in relation to others; the leader's first."""
         return self._shares[:count] if len(self._shares) >= count else [1.0] * count
 
     def note_paces(self, own: float, forward_s: float, peers: Sequence[Follower]) -> None:
@@ -304,10 +291,6 @@ class Followers:
     def forget(self, key: int) -> None:
         """A module is gone. Any thread."""
         self._forgotten.append(key)
-
-    def note(self, module: str, verdict: str, why: str) -> None:
-        """A module's calls are divided, or stay whole, and why."""
-        self.checked.append((module, verdict, why))
 
     def close(self) -> None:
         """Let all of them go; idempotent."""

@@ -1,7 +1,7 @@
 """A trial's leader: it takes followers in, looks which modules are called, and says what came of it.
 
 While a trial has followers, it is looked which modules are called at the top of the stack, for some calls at a time and
-by torch's hooks; each gets a `ModuleCalls`.
+by torch's hooks; each gets a `ModuleCalls`. Before, it is looked until one with parameters is called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fluidtune.device_kinds import of_torch
 from fluidtune.group_facts import GroupFacts
 
 from .followers import Follower, Followers
-from .meeting import Address, Door
+from .meeting import Door
 
 if TYPE_CHECKING:  # a trial without torch has no modules
     from torch import nn
@@ -66,29 +66,20 @@ class DataParallelLeader:
         self._looked = 0.0
         #: A look began with this iteration.
         self._looks_on = False
-        self._first: Callable[[], None] | None = None
+        #: The trial has called a module with parameters.
         self._calls_modules = False
         self._ungrowable: str | None = None
         self._door = Door(secret, host, self._greet)
+        #: Where followers find this leader.
+        self.address = self._door.address
 
     # -- for the trial's host
-
-    @property
-    def address(self) -> Address:
-        """Where followers find this leader."""
-        return self._door.address
-
-    @property
-    def divided(self) -> int:
-        """How many calls of this iteration were divided."""
-        return self.followers.divided
 
     def begin_iteration(self) -> None:
         """The trial's next iteration begins."""
         self.followers.begin_iteration()
-        if not self._calls_modules and self._first is None and "torch" in sys.modules:
-            self._see_first_call()
-        self._looks_on = bool(self.followers.present or self.followers.arrived) and self._begin_look()
+        followed = bool(self.followers.present or self.followers.arrived)
+        self._looks_on = (followed or not self._calls_modules) and self._begin_look()
 
     def facts(self, known: GroupFacts) -> GroupFacts:
         """``known``, with what is known of the followers after an iteration."""
@@ -118,8 +109,6 @@ class DataParallelLeader:
         """Let all followers go; idempotent. Modules are as torch made them."""
         self._door.close()
         self._end_look()
-        if self._first is not None:
-            self._first()
         self.followers.close()
         for calls in list(self._calls):
             calls.remove()
@@ -160,27 +149,6 @@ class DataParallelLeader:
 
     # -- which modules are called at the top of the stack
 
-    def _see_first_call(self) -> None:
-        """See by a hook, once, that the trial calls a module with parameters."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        from .torch_private import parameters_of
-
-        def seen(module: nn.Module, args: Any) -> None:
-            if parameters_of(module) and self._first is not None:
-                self._calls_modules = True
-                self._first()
-                self._first = None
-
-        handle = register_module_forward_pre_hook(seen)
-        self.followers.looks += 1
-
-        def forget() -> None:
-            handle.remove()
-            self.followers.looks -= 1
-
-        self._first = forget
-
     def _begin_look(self) -> bool:
         """Whether one has begun."""
         now = time.monotonic()
@@ -216,7 +184,11 @@ class DataParallelLeader:
         from .module_calls import ModuleCalls
         from .torch_private import answering, have_answer
 
-        if answering(module) is None and not self.followers.closed:
+        self._calls_modules = True
+        if not self.followers.can_divide():  # no more is to be known of a trial without followers
+            self._end_look()
+            self._looked = 0.0
+        elif answering(module) is None and not self.followers.closed:
             calls = ModuleCalls(module, self.followers, self.looking)
             self._calls.add(calls)
             self.followers.undecided += 1
@@ -267,7 +239,7 @@ class _Look:
         stack = self._stacks.__dict__.setdefault("stack", [])
         if stack:
             stack.pop()
-        if not stack:
+        if not stack and self._division.followers.can_divide():
             self._left -= 1
             if self._left <= 0:
                 self._division._end_look()

@@ -35,6 +35,10 @@ class Refused(Exception):
     """The leader takes no followers; the message says why."""
 
 
+class Lost(Exception):
+    """The other one is gone, or does not answer in time."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a leader is found. ``machine``: see `this_machine`. ``port``: for other machines; None: for none."""

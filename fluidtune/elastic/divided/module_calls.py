@@ -24,12 +24,14 @@ from fluidtune.error_lines import failure
 from .call import Asked, Call, Twin, Undivided, patience
 from .checks import Question, apart_from
 from .computation import Streams
-from .description import CannotBeSent, Description, Nothing
+from .description import Description, Nothing
 from .flags import flags_now, odd_mode
 from .followers import Follower, Followers
-from .parts import Odd, Rule, Tree, sizes_of, tree_of
-from .tensor_link import Lost, Message
+from .meeting import Lost
+from .parts import Rule, sizes_of
+from .tensor_link import Message
 from .torch_private import answering, computed, have_answer
+from .trees import StaysWhole, Tree, tree_of
 from .weights import PublishedWeights
 
 #: One in so many calls that could be divided is checked again.
@@ -72,7 +74,7 @@ class _Check:
         """The call has returned this here."""
         self.drawn = Streams(self.asked.described.device).digest
         with suppress(Exception):  # the follower says what is odd; for a copy there may be no memory
-            found = tree_of(result, "output", self.asked.given.classes)
+            found = tree_of(result, "its output", self.asked.given.classes)
             # The loop may change its tensors.
             self.output = replace(found, tensors=tuple(tensor.detach().clone() for tensor in found.tensors))
 
@@ -145,14 +147,13 @@ class ModuleCalls(Nothing):
     def let_go(self) -> None:
         """Keep nothing of the module."""
         if self._weights is not None:
-            self._weights.close()
             self._followers.forget(self.key)
-        self._described = self._twin = self._latest = None
+        self._described = self._twin = self._latest = self._weights = None
 
     def _stays_whole(self, why: str) -> None:
         if ("whole", why) not in self.said:
             self.said.add(("whole", why))
-            self._followers.note(self.name, "whole", why)
+            self._followers.checked.append((self.name, "whole", why))
 
     def _refuse(self, structure: bytes, why: str) -> None:
         self._verdicts[structure] = why
@@ -198,8 +199,8 @@ class ModuleCalls(Nothing):
             return None
         flags = flags_now()
         try:
-            given = tree_of((args, kwargs), "inputs", self._followers.classes)
-        except Odd as error:
+            given = tree_of((args, kwargs), "its inputs", self._followers.classes)
+        except StaysWhole as error:
             self._stays_whole(str(error))
             return None
         structure = _digest(
@@ -236,7 +237,7 @@ class ModuleCalls(Nothing):
             return before
         try:
             self._described = found = Description(module, self._followers.classes)
-        except CannotBeSent as error:
+        except StaysWhole as error:
             self._described = None
             self._stays_whole(str(error))
             if not self.descends:
@@ -245,7 +246,6 @@ class ModuleCalls(Nothing):
         self._twin = None
         if before is None or not before.has_tensors_of(found):
             if self._weights is not None:
-                self._weights.close()
                 self._followers.forget(self.key)
             self.key, self._weights = self._followers.new_key(), PublishedWeights(found.tensors)
         return found
@@ -275,7 +275,7 @@ class ModuleCalls(Nothing):
             return None
         peer, described, given = peers[0], asked.described, asked.given
         shares, streams = self._followers.shares(1 + len(peers)), Streams(described.device)
-        question = Question(described.skeleton, asked.needs, asked.graded, asked.flags, shares, known)
+        question = Question(described.tree.skeleton, asked.needs, asked.graded, asked.flags, shares, known)
         value = {"question": question, "module": self.key, "skeleton": given.skeleton, "draws": len(streams.states)}
         try:
             peer.link.send("check", value, [*given.tensors, *streams.states])
@@ -320,13 +320,13 @@ class ModuleCalls(Nothing):
         said, own, asked = message.value, check.output, check.asked
         if own is None:
             return
-        apart = apart_from(own, Tree(said["skeleton"], tuple(message.tensors), own.classes), asked.flags)
-        if apart is None and said["drawn"] != check.drawn:
+        apart = apart_from(own, Tree(said.skeleton, tuple(message.tensors), own.classes), asked.flags)
+        if apart is None and said.drawn != check.drawn:
             apart = "its random numbers differ"
         if apart is not None:
             self._refuse(check.structure, f"another process computes something else: {apart}")
             return
-        forward_s, backward_s = said["seconds"]
+        forward_s, backward_s = said.seconds
         if asked.described.device is None:  # the other process has computed such a call for the first time
             backward_s *= check.own_s / forward_s
             forward_s = check.own_s
@@ -338,13 +338,13 @@ class ModuleCalls(Nothing):
             why = f"to look whether it has changed takes {looks:.3g} ms, and itself {itself:.3g} ms"
             self._refuse(check.structure, why)
             return
-        rule = self._verdicts[check.structure] = said["rule"]
+        rule = self._verdicts[check.structure] = said.rule
         samples = rule.samples(asked.given)
         self._trusted.add(self._signature(check.structure, rule, asked.given, samples, check.shares[:samples]))
         self._samples.setdefault(check.structure, set()).add(samples)
         if ("divided", "") not in self.said:
             self.said.add(("divided", ""))
-            self._followers.note(self.name, "divided", "")
+            self._followers.checked.append((self.name, "divided", ""))
 
     # -- trusted calls
 
@@ -367,7 +367,7 @@ class ModuleCalls(Nothing):
             self._followers.undecided += 1
             return None
         self._followers.divided += 1
-        self._followers.note_paces(call.own_pace, call.forward_s, peers)
+        self._followers.note_paces(call.own_s / sizes[0], call.forward_s, peers)
         try:
             found = (call.result(),)
         except Exception:

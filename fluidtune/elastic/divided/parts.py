@@ -1,90 +1,18 @@
-"""Where the inputs of a call are cut, and how the outputs of its parts are joined.
-
-What a call is given, and what it returns, is bytes and tensors: a pickle in which tensors have numbers. So any
-structure of tensors can be cut and joined: dictionaries, dataclasses, a framework's own outputs.
-"""
+"""Where the inputs of a call are cut, and how the outputs of its parts are joined."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fluidtune.device_kinds import TORCH_TYPES
-
-from ..references import dumped, loaded
-from .description import Classes
 from .tensor_link import compact
+from .trees import Tree, same_but_tensors
 
 #: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
 SAME = -1
-
-
-class Odd(Exception):
-    """A call's inputs or outputs are of a kind that is not divided; the message says which."""
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A value as bytes and tensors. ``classes``: those of the trial."""
-
-    skeleton: bytes
-    tensors: tuple[torch.Tensor, ...]
-    classes: Classes
-
-    def value(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
-        """The value, with these tensors in the places of its own."""
-        found = self.tensors if tensors is None else tensors
-        return loaded(
-            self.skeleton, lambda number: found[number] if isinstance(number, int) else self.classes.find(number)
-        )
-
-
-def tree_of(value: Any, what: str, classes: Classes) -> Tree:
-    """``what``: "inputs" or "output", for an error.
-
-    Raises:
-        Odd: it cannot be handed on.
-    """
-    tensors: list[torch.Tensor] = []
-    numbers: dict[int, int] = {}
-
-    def number(obj: Any) -> Any:
-        if not isinstance(obj, torch.Tensor):
-            return classes.number(obj)
-        if id(obj) not in numbers:
-            if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout is not torch.strided:
-                raise Odd(f"its {what} has a tensor of another kind ({type(obj).__name__}, {obj.layout})")
-            if obj.device.type not in TORCH_TYPES or obj.is_quantized:
-                raise Odd(f"its {what} has a tensor on {obj.device}")
-            numbers[id(obj)] = len(tensors)
-            tensors.append(obj)
-        return numbers[id(obj)]
-
-    for each in (pickle, classes.pickling):
-        tensors.clear()
-        numbers.clear()
-        try:
-            return Tree(dumped(value, number, each), tuple(tensors), classes)
-        except Odd:
-            raise
-        except Exception as error:
-            failed = error
-    raise Odd(f"its {what} cannot be pickled ({type(failed).__name__}: {failed})") from failed
-
-
-def same_but_tensors(one: Tree, other: Tree) -> bool:
-    """Whether two values are equal but for what is in their tensors."""
-    if one.skeleton == other.skeleton:
-        return True
-    try:  # the pickles of two processes may differ in what they say twice
-        found = [tree.value([("tensor", place) for place in range(len(tree.tensors))]) for tree in (one, other)]  # type: ignore[arg-type, misc]
-        return bool(found[0] == found[1]) and type(found[0]) is type(found[1])
-    except Exception:
-        return False
 
 
 @dataclass(frozen=True)

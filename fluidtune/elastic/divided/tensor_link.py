@@ -7,6 +7,7 @@ turns: who has sent tensors sends no more before an answer came. So the memory i
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
@@ -24,6 +25,8 @@ import torch
 
 from fluidtune.device_kinds import on_accelerator
 
+from .meeting import Lost
+
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
 #: Tensors begin at multiples of this many bytes: a cache line of x86-64.
 _ALIGNMENT = 64
@@ -31,10 +34,6 @@ _ALIGNMENT = 64
 _MOST_HEADER = 2**31
 #: How a tensor lies: its type, its shape, its strides, and whether it was on a GPU.
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bool]
-
-
-class Lost(Exception):
-    """The other side of a link is gone, or does not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class SharedMemory:
 
     def __init__(self, file: int | None = None) -> None:
         self.file = os.memfd_create("fluidtune-divided") if file is None else file
+        self._close = weakref.finalize(self, os.close, self.file)
+        self._close.atexit = False
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def grow(self, size: int) -> None:
@@ -83,17 +84,13 @@ class SharedMemory:
     def view(self, at: int, layout: Layout) -> torch.Tensor:
         """The tensor of this layout that begins at byte ``at``."""
         dtype, shape, strides, _ = layout
-        size = dtype.itemsize
-        for each in shape:
-            size *= each
+        size = dtype.itemsize * math.prod(shape)
         return self._bytes[at : at + size].view(dtype).as_strided(shape, strides)
 
     def close(self) -> None:
-        """Close the file; what is mapped stays as long as tensors need it."""
-        file, self.file = self.file, -1
+        """Close the file, as the end of this object does; what is mapped stays as long as tensors need it."""
+        self._close()
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        if file >= 0:
-            os.close(file)
 
 
 def places(layouts: Sequence[Layout]) -> tuple[list[int], int]:
@@ -101,10 +98,7 @@ def places(layouts: Sequence[Layout]) -> tuple[list[int], int]:
     found, begin = [], 0
     for dtype, shape, _, _ in layouts:
         found.append(begin)
-        size = dtype.itemsize
-        for each in shape:
-            size *= each
-        begin += -(-size // _ALIGNMENT) * _ALIGNMENT
+        begin += -(-dtype.itemsize * math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
     return found, begin
 
 
@@ -121,6 +115,8 @@ class Link:
         self, connection: socket.socket, shared: bool, device: torch.device, stall_s: float | None = None
     ) -> None:
         self._socket, self._device, self._stall_s = connection, device, stall_s
+        #: Both ends are on one machine.
+        self.shares = shared
         connection.settimeout(stall_s)
         self._out = self._in = None
         _links.add(self)
@@ -137,11 +133,6 @@ class Link:
         if not said or len(files) != 1:
             raise Lost("its connection has ended")
         return files[0]
-
-    @property
-    def shares(self) -> bool:
-        """Whether both ends are on one machine."""
-        return self._out is not None
 
     def send(self, kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = (), file: int | None = None) -> None:
         """Send a message. ``file``: a descriptor that goes with it, for `take_file`.

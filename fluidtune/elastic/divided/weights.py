@@ -48,43 +48,35 @@ class PublishedWeights:
         self._stamps = [0] * len(tensors)
         #: By number of a tensor on a GPU, what it was known by.
         self._known: dict[int, Any] = {}
-        self._area: _Area | None = None
+        #: Of zeros, until the first `publish`.
+        self._area = _Area(self._layouts, SharedMemory(), write=True)
         #: Counts the areas.
-        self._areas = 0
+        self._areas = 1
 
     def publish(self, graphs: bool) -> None:
         """Take in what has changed. ``graphs``: followers have graphs that need the weights as they were."""
-        before = self._area
-        changed = [
-            i for i, tensor in enumerate(self._tensors) if before is None or self._has_changed(i, tensor.detach())
-        ]
+        changed = [i for i, tensor in enumerate(self._tensors) if self._has_changed(i, tensor.detach())]
         on_cores = [i for i in changed if not self._layouts[i][3]]
-        if before is None or (graphs and on_cores):
-            self._area = area = _Area(self._layouts, SharedMemory(), write=True)
+        if graphs and on_cores:
+            before, self._area = self._area, _Area(self._layouts, SharedMemory(), write=True)
             self._areas += 1
-            if before is not None:
-                for i, view in area.views.items():
-                    view.copy_(before.views[i])
-                before.memory.close()
+            for i, view in self._area.views.items():
+                view.copy_(before.views[i])
         for i in changed:
             self._stamps[i] += 1
-        assert self._area is not None
         for i in on_cores:
             self._area.views[i].copy_(self._tensors[i].detach())
 
     def _has_changed(self, i: int, tensor: torch.Tensor) -> bool:
-        tensor = tensor.detach()
         if self._layouts[i][3]:
             now = (version(tensor), tensor.data_ptr(), float(tensor.sum(dtype=torch.float64)))
             before, self._known[i] = self._known.get(i), now
             return self._tensors[i].requires_grad or before != now
-        assert self._area is not None
         return not same_bytes(tensor, self._area.views[i])
 
-    def send(self, link: Link, key: int, sent: SentWeights) -> None:
-        """Send a follower what it lacks."""
-        area = self._area
-        assert area is not None
+    def send(self, link: Link, key: int, has: dict[int, SentWeights]) -> None:
+        """Send a follower what it lacks. ``has``: what it has, by key of a module."""
+        area, sent = self._area, has.setdefault(key, SentWeights())
         stamps = sent.stamps or [-1] * len(self._stamps)
         changed = [i for i, stamp in enumerate(self._stamps) if stamp != stamps[i]]
         new = sent.area != self._areas
@@ -95,12 +87,6 @@ class PublishedWeights:
             file = area.memory.file if link.shares and new else None
             link.send("weights", (key, changed, self._layouts, file is not None), values, file)
         sent.area, sent.stamps = self._areas, list(self._stamps)
-
-    def close(self) -> None:
-        """Let go of the memory; idempotent."""
-        if self._area is not None:
-            self._area.memory.close()
-            self._area = None
 
 
 class ReplicaWeights:
@@ -117,7 +103,6 @@ class ReplicaWeights:
         if new:
             area = _Area(layouts, SharedMemory(link.take_file()), write=False)
             found.update(area.views)
-            area.memory.close()
         if not self.tensors:
             self.tensors = [
                 torch.nn.Parameter(found[i]) if trained else found[i] for i, trained in enumerate(self.trained)

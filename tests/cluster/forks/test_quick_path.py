@@ -127,6 +127,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_a_process_runs_once_or_not_at_all_whatever_is_killed(
     start: Start, step: str, killed: str, runs: list[str], status: set[int]
 ) -> None:
+    beside = start.launch()  # runs, and is left alone
+    assert until(lambda: start.ran() == ["forked"])
+    (another,) = start.server.children()
     if step == "asking":
         start.server.suspend()
     launcher = start.launch(step == "answered")
@@ -137,9 +140,9 @@ def test_a_process_runs_once_or_not_at_all_whatever_is_killed(
     elif step == "answered":
         assert launcher.stdout.readline() == b"answered\n"
     else:
-        assert until(lambda: bool(start.ran()))
+        assert until(lambda: len(start.ran()) == 2)
     if step != "asking":
-        (child,) = start.server.children()
+        (child,) = {*start.server.children()} - {another}
     {"launcher": launcher, "server": start.server, "holder": start.holder, "child": child}[killed].kill()
     if killed != "server":
         start.server.resume()
@@ -155,7 +158,11 @@ def test_a_process_runs_once_or_not_at_all_whatever_is_killed(
         other.communicate(b"!")
         assert other.returncode == 0
         runs = [*runs, "forked"]
-    assert start.ran() == runs or (len(runs) == 2 and start.ran() in (runs[:1], runs[1:]))
+    first, *ran = start.ran()
+    assert ran == runs or (len(runs) == 2 and ran in (runs[:1], runs[1:]))
+    assert alive(another)
+    beside.communicate(b"!")
+    assert (first, beside.returncode) == ("forked", 0) and not alive(another)
 
 
 def asks(pid: int) -> bool:

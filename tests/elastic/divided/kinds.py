@@ -8,6 +8,7 @@ itself and returns a number. ``LOOPS`` gets a loop of it: of a ``divided`` kind 
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -19,6 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+
+from fluidtune.elastic.divided.module_calls import keep_whole
 
 #: Of each kind.
 STEPS = 16
@@ -40,7 +43,7 @@ class Row(NamedTuple):
 LOOPS: dict[str, Row] = {}
 
 
-def keep(make: Any, divided: bool | None, word: str | None, tolerance: float = 1e-9) -> Any:
+def keep(name: str, make: Any, divided: bool | None, word: str | None, tolerance: float = 1e-9) -> Any:
     def loop() -> Generator[float, None, nn.Module]:
         module, step = make()
         data = torch.Generator().manual_seed(2)
@@ -57,22 +60,22 @@ def keep(make: Any, divided: bool | None, word: str | None, tolerance: float = 1
             yield float(loss)
         return module
 
-    assert make.__name__ not in LOOPS
-    LOOPS[make.__name__] = Row(loop, divided, word, tolerance)
+    assert name not in LOOPS
+    LOOPS[name] = Row(loop, divided, word, tolerance)
     return make
 
 
 def divided(make: Any) -> Any:
-    return keep(make, True, None)
+    return keep(make.__name__, make, True, None)
 
 
 def roughly(tolerance: float) -> Any:
     """Divided, and equal to itself alone within this."""
-    return lambda make: keep(make, True, None, tolerance)
+    return lambda make: keep(make.__name__, make, True, None, tolerance)
 
 
 def whole(word: str) -> Any:
-    return lambda make: keep(make, None, word)
+    return lambda make: keep(make.__name__, make, None, word)
 
 
 def net(*more: nn.Module, width: int = 16) -> nn.Sequential:
@@ -90,6 +93,11 @@ def entropy(m: Any, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
     return F.cross_entropy(m(x), y)
 
 
+def five(m: Any, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+    """Of a module that returns as many numbers as it is given."""
+    return F.cross_entropy(m(x)[:, :5], y)
+
+
 class Of(nn.Module):
     """A module with this forward, over a net. ``more``: its attributes."""
 
@@ -102,6 +110,11 @@ class Of(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self, *args, **kwargs)
+
+
+def scaled(forward: Callable[..., Any], **more: Any) -> Of:
+    """With a weight that is one number, and 1 at first."""
+    return Of(forward, scale=nn.Parameter(torch.ones(())), **more)
 
 
 @dataclass
@@ -182,21 +195,6 @@ def second_dimension() -> Any:
     return Recurrent(), step
 
 
-@whole("a part of the batch fails")
-def lists_with_an_entry_a_sample() -> Any:
-    boxes = Of(lambda self, rows: [self.net(row[None]) for row in rows])
-    return boxes, lambda m, x, y, i: F.cross_entropy(torch.cat(m([*x.clone()])), y)
-
-
-@divided
-def what_has_no_batch() -> Any:
-    def step(m: Any, x: Any, y: Any, i: int) -> Any:
-        z, scale = m(x)
-        return F.cross_entropy(z * scale, y)
-
-    return Of(lambda self, x: (self.net(x), self.scale.exp()), scale=nn.Parameter(torch.zeros(()))), step
-
-
 @divided
 def an_input_with_as_many_rows_as_the_batch() -> Any:
     """A causal mask, which is no batch."""
@@ -206,21 +204,6 @@ def an_input_with_as_many_rows_as_the_batch() -> Any:
         return F.cross_entropy(m(x, torch.tril(torch.ones(12, 12))), y)
 
     return Of(lambda self, x, mask: self.net(x @ mask)), step
-
-
-@divided
-def loss_inside_with_an_ignored_label() -> Any:
-    m = Of(lambda self, x, y: F.cross_entropy(self.net(x), y))
-    return m, lambda m, x, y, i: m(x, torch.where(y == 1, -100, y) if i > 4 else y)
-
-
-@divided
-def plain_values_that_change() -> Any:
-    """From step 8 on samples are mixed: a plain value says so, so that such a call is checked anew."""
-    return (
-        Of(lambda self, x, k: self.net(x - x.mean(0) if k == "late" else x)),
-        lambda m, x, y, i: F.cross_entropy(m(x, "late" if i >= 8 else "early"), y),
-    )
 
 
 @divided
@@ -275,11 +258,6 @@ def more_samples_go_another_way() -> Any:
         return z - z.mean(0) if len(x) > 15 else z
 
     return Of(run), lambda m, x, y, i: F.cross_entropy(m(x[: 13 if i < 8 else 20]), y[: 13 if i < 8 else 20])
-
-
-@divided
-def batches_smaller_than_the_width() -> Any:
-    return net(), lambda m, x, y, i: F.cross_entropy(m(x[: 1 + i % 5]), y[: 1 + i % 5])
 
 
 @divided
@@ -397,17 +375,6 @@ def noise_in_forward() -> Any:
     return Of(run), entropy
 
 
-@divided
-def attention_with_dropout() -> Any:
-    layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.2, batch_first=True)
-    return layer, lambda m, x, y, i: F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
-
-
-@divided
-def batch_normalisation() -> Any:
-    return net(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.BatchNorm1d(16, momentum=None, affine=False)), entropy
-
-
 # --- graphs
 
 
@@ -494,13 +461,6 @@ def checkpoint_inside() -> Any:
         return self.net(checkpoint(self.deep, z, use_reentrant=False))
 
     return Of(run, deep=nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.3), nn.Tanh())), entropy
-
-
-@divided
-def reentrant_checkpoint_around() -> Any:
-    return net(nn.Dropout(0.3)), lambda m, x, y, i: F.cross_entropy(
-        checkpoint(m, x.clone().requires_grad_(), use_reentrant=True), y
-    )
 
 
 @roughly(1e-2)
@@ -591,17 +551,6 @@ def strided_outputs() -> Any:
     return Of(lambda self, x: self.net(x[:, None] * torch.arange(1.0, 4.0)[:, None]).permute(0, 2, 1)), step
 
 
-@divided
-def complex_network() -> Any:
-    m = nn.Sequential(nn.Linear(12, 8, dtype=torch.complex128), nn.Linear(8, 4, dtype=torch.complex128))
-    return m, lambda m, x, y, i: (m(torch.fft.fft(x)).abs() - 1).square().mean()
-
-
-@divided
-def data_parallel_on_the_cpu() -> Any:
-    return nn.DataParallel(net(nn.BatchNorm1d(16))), entropy
-
-
 @whole("is sparse")
 def sparse_embeddings() -> Any:
     m = nn.ModuleList([nn.Embedding(20, 6, sparse=True), nn.Linear(6, 5)])
@@ -619,27 +568,20 @@ def sparse_embeddings() -> Any:
 # --- what stays whole
 
 
-@whole("mixes samples")
-def attention_over_the_batch() -> Any:
-    return Of(lambda self, x: torch.softmax(x @ x.T * self.net[0].bias.exp().sum(), 1) @ x), (
-        lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
-    )
-
-
 @whole("leaves something behind")
 def a_memory_bank() -> Any:
     def run(self: Any, x: Any) -> Any:
         self.bank.append(x.detach().mean(0))
         return x * self.scale + torch.stack(self.bank[-3:]).mean(0)
 
-    return Of(run, bank=[], scale=nn.Parameter(torch.ones(()))), lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+    return scaled(run, bank=[]), five
 
 
 @whole("changes seen")
 def a_buffer_changed_in_forward() -> Any:
-    m = Of(lambda self, x: x * self.scale + self.seen.add_(1.0).mean(), scale=nn.Parameter(torch.ones(())))
+    m = scaled(lambda self, x: x * self.scale + self.seen.add_(1.0).mean())
     m.register_buffer("seen", torch.zeros(1))
-    return m, lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+    return m, five
 
 
 class _LargestSeen(nn.BatchNorm1d):
@@ -696,7 +638,7 @@ def inputs_changed_in_place() -> Any:
         x = x.clone()
         return F.cross_entropy(m(x)[:, :5] * x[:, :5], y)
 
-    return Of(lambda self, x: x.mul_(2.0) * self.scale, scale=nn.Parameter(torch.ones(()))), step
+    return scaled(lambda self, x: x.mul_(2.0) * self.scale), step
 
 
 @whole("hooks")
@@ -730,34 +672,6 @@ def a_lock() -> Any:
     return m, entropy
 
 
-@whole("random numbers of Python or NumPy")
-def draws_of_python() -> Any:
-    import random
-
-    return Of(lambda self, x: x * self.scale * random.random(), scale=nn.Parameter(torch.ones(()))), (
-        lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
-    )
-
-
-@whole("draws")
-def draws_inside_a_kernel() -> Any:
-    return nn.Sequential(
-        nn.RReLU(), nn.PReLU()
-    ), lambda m, x, y, i: F.cross_entropy(m[0](m[1](x))[:, :5], y) + 0 * m(x).sum()
-
-
-@whole("no dimension of its inputs")
-def no_batch_at_all() -> Any:
-    return Of(lambda self: self.table * 2.0, table=nn.Parameter(torch.ones(12, 5))), (
-        lambda m, x, y, i: F.cross_entropy(x @ m(), y)
-    )
-
-
-@whole("compiled")
-def compiled() -> Any:
-    return torch.compile(nn.Linear(12, 5), backend="eager"), entropy
-
-
 @whole("functional transform")
 def functional_transforms() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
@@ -787,14 +701,9 @@ def a_dispatch_mode() -> Any:
     return nn.Linear(12, 5), step
 
 
-@whole("saved for the backward")
-def checkpoint_around() -> Any:
-    return nn.Linear(12, 5), lambda m, x, y, i: F.cross_entropy(checkpoint(m, x, use_reentrant=False), y)
-
-
 @whole("view")
 def an_output_that_is_the_input() -> Any:
-    m = Of(lambda self, x: x if self.scale is not None else None, scale=nn.Parameter(torch.ones(())))
+    m = scaled(lambda self, x: x if self.scale is not None else None)
 
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         x = x.clone()
@@ -804,15 +713,87 @@ def an_output_that_is_the_input() -> Any:
     return m, step
 
 
-@whole("each of its calls is of another kind")
-def another_value_each_call() -> Any:
-    return Of(lambda self, x, i: x * self.scale * i, scale=nn.Parameter(torch.ones(()))), (
-        lambda m, x, y, i: sum(F.cross_entropy(m(x, 1.0 + i + k / 20)[:, :5], y) for k in range(12))
-    )
+# --- kinds that are a module and a step, and no more
 
 
-@whole("keep_whole")
-def kept_whole() -> Any:
-    from fluidtune.elastic.divided.module_calls import keep_whole
+def without_batch(m: Any, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+    z, scale = m(x)
+    return F.cross_entropy(z * scale, y)
 
-    return keep_whole(nn.Linear(12, 5)), entropy
+
+#: By name, the word that is logged (None: calls are divided), what makes the module, and the step.
+ROWS: dict[str, tuple[str | None, Callable[[], nn.Module], Any]] = {
+    "lists_with_an_entry_a_sample": (
+        "a part of the batch fails",
+        lambda: Of(lambda self, rows: [self.net(row[None]) for row in rows]),
+        lambda m, x, y, i: F.cross_entropy(torch.cat(m([*x.clone()])), y),
+    ),
+    "what_has_no_batch": (None, lambda: scaled(lambda self, x: (self.net(x), self.scale.exp())), without_batch),
+    "loss_inside_with_an_ignored_label": (
+        None,
+        lambda: Of(lambda self, x, y: F.cross_entropy(self.net(x), y)),
+        lambda m, x, y, i: m(x, torch.where(y == 1, -100, y) if i > 4 else y),
+    ),
+    # From step 8 on samples are mixed: a plain value says so, so that such a call is checked anew.
+    "plain_values_that_change": (
+        None,
+        lambda: Of(lambda self, x, k: self.net(x - x.mean(0) if k == "late" else x)),
+        lambda m, x, y, i: F.cross_entropy(m(x, "late" if i >= 8 else "early"), y),
+    ),
+    "batches_smaller_than_the_width": (None, net, lambda m, x, y, i: entropy(m, x[: 1 + i % 5], y[: 1 + i % 5], i)),
+    "attention_with_dropout": (
+        None,
+        lambda: nn.TransformerEncoderLayer(12, 3, 16, dropout=0.2, batch_first=True),
+        lambda m, x, y, i: F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y),
+    ),
+    "batch_normalisation": (
+        None,
+        lambda: net(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.BatchNorm1d(16, momentum=None, affine=False)),
+        entropy,
+    ),
+    "reentrant_checkpoint_around": (
+        None,
+        lambda: net(nn.Dropout(0.3)),
+        lambda m, x, y, i: F.cross_entropy(checkpoint(m, x.clone().requires_grad_(), use_reentrant=True), y),
+    ),
+    "complex_network": (
+        None,
+        lambda: nn.Sequential(*(nn.Linear(12 - 4 * k, 8 - 4 * k, dtype=torch.complex128) for k in range(2))),
+        lambda m, x, y, i: (m(torch.fft.fft(x)).abs() - 1).square().mean(),
+    ),
+    "data_parallel_on_the_cpu": (None, lambda: nn.DataParallel(net(nn.BatchNorm1d(16))), entropy),
+    "attention_over_the_batch": (
+        "mixes samples",
+        lambda: Of(lambda self, x: torch.softmax(x @ x.T * self.net[0].bias.exp().sum(), 1) @ x),
+        five,
+    ),
+    "draws_of_python": (
+        "random numbers of Python or NumPy",
+        lambda: scaled(lambda self, x: x * self.scale * random.random()),
+        five,
+    ),
+    "draws_inside_a_kernel": (
+        "draws",
+        lambda: nn.Sequential(nn.RReLU(), nn.PReLU()),
+        lambda m, x, y, i: F.cross_entropy(m[0](m[1](x))[:, :5], y) + 0 * m(x).sum(),
+    ),
+    "no_batch_at_all": (
+        "no dimension of its inputs",
+        lambda: Of(lambda self: self.table * 2.0, table=nn.Parameter(torch.ones(12, 5))),
+        lambda m, x, y, i: F.cross_entropy(x @ m(), y),
+    ),
+    "compiled": ("compiled", lambda: torch.compile(nn.Linear(12, 5), backend="eager"), entropy),
+    "checkpoint_around": (
+        "saved for the backward",
+        lambda: nn.Linear(12, 5),
+        lambda m, x, y, i: F.cross_entropy(checkpoint(m, x, use_reentrant=False), y),
+    ),
+    "another_value_each_call": (
+        "each of its calls is of another kind",
+        lambda: scaled(lambda self, x, i: x * self.scale * i),
+        lambda m, x, y, i: sum(F.cross_entropy(m(x, 1.0 + i + k / 20)[:, :5], y) for k in range(12)),
+    ),
+    "kept_whole": ("keep_whole", lambda: keep_whole(nn.Linear(12, 5)), entropy),
+}
+for _name, (_word, _make, _step) in ROWS.items():
+    keep(_name, lambda make=_make, step=_step: (make(), step), True if _word is None else None, _word)

@@ -19,11 +19,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.divided import call as divided_call
-from fluidtune.elastic.divided import description
-from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided.follower import Follower
-from fluidtune.elastic.divided.meeting import Refused, connect
-from fluidtune.elastic.divided.tensor_link import Link, Lost
+from fluidtune.elastic.divided.meeting import Lost, Refused, connect
+from fluidtune.elastic.divided.parts import sizes_of
+from fluidtune.elastic.divided.tensor_link import Link
+from fluidtune.elastic.divided.torch_private import HOOKS_FOR_ALL
+from fluidtune.elastic.divided.trees import Tree
 from tests.contracts.processes import until
 from tests.elastic.divided.grown import Grown, grown
 
@@ -267,6 +268,15 @@ def test_one_call_an_iteration() -> None:
     assert len(undivided) == 2 and undivided[0] >= 2 and undivided[1] == 0
 
 
+def test_that_a_trial_calls_modules_is_seen_without_followers_and_no_hook_stays() -> None:
+    with grown(1) as trial:
+        for _ in range(20):  # more calls than a look lasts
+            nn.ReLU()(torch.ones(1))
+        assert not trial.facts().calls_modules and any(HOOKS_FOR_ALL)
+        nn.Sequential(nn.Linear(1, 1))(torch.ones(1))
+        assert trial.facts().calls_modules and not any(HOOKS_FOR_ALL)
+
+
 def test_a_module_in_more_states_than_a_follower_keeps_replicas_of() -> None:
     """Seen: a follower forgot other replicas than its leader believed, and the module stayed whole."""
     net = nn.Linear(12, 5)
@@ -299,7 +309,7 @@ def test_a_slow_follower_gets_less() -> None:
         trial.division.begin_iteration()
         for _ in range(70):
             loop.step()
-        own, other = trial.division.followers.sizes(20, trial.division.followers.present)
+        own, other = sizes_of(20, trial.division.followers.shares(2))
     assert other <= 4 < 16 <= own
 
 
@@ -408,14 +418,14 @@ def test_who_sends_waits_for_a_leader_that_computes_and_not_for_a_follower_that_
 
 def test_a_replica_that_cannot_be_made_leaves_its_own_module_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen: the module that was called when the follower said so stayed whole."""
-    made, loop, other = description.rebuilt, Loop(), nn.Linear(12, 7).double()
+    made, loop, other = Tree.value, Loop(), nn.Linear(12, 7).double()
 
-    def rebuilt(skeleton: bytes, tensors: Any, classes: Any) -> nn.Module:
-        if len(tensors[0]) == 7:
+    def value(tree: Tree, tensors: Any = None) -> Any:
+        if tensors is None and len(tree.tensors[0]) == 7:
             raise MemoryError("no room")
-        return made(skeleton, tensors, classes)
+        return made(tree, tensors)
 
-    monkeypatch.setattr(divided_follower, "rebuilt", rebuilt)
+    monkeypatch.setattr(Tree, "value", value)
     with grown(2, patient=False) as trial:
 
         def both_are_checked() -> bool:

@@ -15,7 +15,7 @@ from tests.elastic.divided.kinds import LOOPS, STEPS
 #: Workers in each step.
 HISTORIES = {
     "2": [2] * STEPS,
-    "1-2-1": [1] * 3 + [2] * 6 + [1] * 7,
+    "1-2-1": [1] * 2 + [2] * 7 + [1] * 7,
     "1-1-3-2-3": [1, 1, *[3] * 5, *[2] * 4, *[3] * 5],
 }
 _alone: dict[str, Any] = {}
