@@ -13,9 +13,11 @@ from ray.tune.schedulers import (
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
 )
 
 from fluidtune.ray_compat import schedulers
+from fluidtune.tune.groups import adapter_for
 
 
 def pbt(synch: bool = False) -> PopulationBasedTraining:
@@ -37,10 +39,10 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
     asking = {file.name for file in folder.glob("*.py") if "_schedule_trial_save" in file.read_text()}
     assert asking == {"pbt.py"}
     for make in (ASHAScheduler, FIFOScheduler, HyperBandScheduler, HyperBandForBOHB, MedianStoppingRule):
-        assert not schedulers.waits_for_checkpoints(make())
-    assert schedulers.waits_for_checkpoints(pbt())
+        assert not adapter_for(make()).waits_for_checkpoints
 
     class Own(FIFOScheduler):
-        pass
+        """Nobody knows what it does."""
 
-    assert schedulers.waits_for_checkpoints(Own()), "nobody knows what it does"
+    for base in (pbt(), Own(), PopulationBasedTrainingReplay.__new__(PopulationBasedTrainingReplay)):
+        assert adapter_for(base).waits_for_checkpoints
