@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from ray.train._internal.session import _FutureTrainingResult
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
     AsyncHyperBandScheduler,
@@ -17,6 +21,7 @@ from ray.tune.schedulers import (
 )
 
 from fluidtune.ray_compat import schedulers
+from fluidtune.ray_compat.scheduler_pickle import pickled, unpickled
 from fluidtune.tune.groups import adapter_for
 
 
@@ -46,3 +51,15 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
 
     for base in (pbt(), Own(), PopulationBasedTrainingReplay.__new__(PopulationBasedTrainingReplay)):
         assert adapter_for(base).waits_for_checkpoints
+
+
+def test_a_checkpoint_that_was_being_saved_is_its_trials_newest_one_after_a_restore() -> None:
+    class Later:
+        checkpoint = "the newest"
+
+    base, trial, later = pbt(), Trial("stub", stub=True, trial_id="t"), Later()
+    future: Any = None
+    base._trial_state = {trial: SimpleNamespace(last_checkpoint=_FutureTrainingResult(future))}
+    attributes, more = unpickled(pickled(base, [trial, base]), base, {"t": later}.__getitem__)
+    assert more == [later, base]
+    assert attributes["_trial_state"][later].last_checkpoint == "the newest"
