@@ -200,8 +200,11 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver.trained(1)
     driver.hears(suspend("a"))
     assert kinds(driver.asked()) == ["CallLeader"]
-    driver.checkpoint = m.Checkpoint(2)
+    driver.checkpoint = m.Checkpoint(1)
     driver.done(2)
+    assert kinds(driver.asked()) == ["CallLeader"], "an iteration would be lost"
+    driver.checkpoint = m.Checkpoint(3)
+    driver.done(3)
     out = driver.asked()
     assert out == [m.Unload(process("w0", 0), "long", then=True)] and driver.states == ("moving", "steady", "stay")
     out = driver.hears(m.Unloaded())
