@@ -55,10 +55,8 @@ def standing_alone(
     )
     scheduler = SimpleNamespace(
         executor=FluidExecutor(),
-        synchronous=True,
-        waits_for_checkpoints=False,
+        adapter=SimpleNamespace(synchronous=True, waits_for_checkpoints=False, no_keep=""),
         base_scheduler=None,
-        no_keep="",
         metric="score",
         mode="max",
         membership=lambda trial: Membership("g", True, 10.0),
@@ -66,8 +64,7 @@ def standing_alone(
     folder = SimpleNamespace(
         path=directory,
         lock=SimpleNamespace(close=lambda: None),
-        **dict.fromkeys(("begin", "close", "hash_seed"), lambda: None),
-        keep_hash_seed=lambda seed: None,
+        **dict.fromkeys(("begin", "close"), lambda: None),
     )
     with ExitStack() as stack:
         for target, name, stand_in in (

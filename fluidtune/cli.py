@@ -24,8 +24,6 @@ from fluidtune.tune.launcher import run_script
 from fluidtune.tune.run_options import OPTIONS
 
 _clone_option = partial(click.option, cls=OptionOf, form="clone")
-
-
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object (docs/agents.md).")
 
 

@@ -9,9 +9,9 @@ that Ray gives its workers. Two ways lead there:
 - Otherwise the workers get it by a ``runtime_env`` (`runtime_env`). Such a worker cannot be one of the processes that
   Ray keeps ready, and starts through one more process: measured on two cores, 0.9 s instead of 0.5 s, once a worker.
 
-A value of the user's holds, in the environment of this process or in the ``runtime_env`` of the job. The run's
-`fluid_state.json` keeps the value: a restored run goes on with it (`go_on_with`), because its commits have vocabularies
-made with it. It is drawn for each run, as processes that hash what strangers send may inherit it.
+A value of the user's holds, in the environment of this process or in the ``runtime_env`` of the job. Tune saves the
+value with the run: a restored one goes on with it (`go_on_with`), because its commits have vocabularies made with it.
+It is drawn for each run, as processes that hash what strangers send may inherit it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.errors import FluidTuneError
 from fluidtune.slurm import allocation
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ RAYS_DISK = 0.95
 #: Bytes of /dev/shm that NCCL, data loaders and Ray's object store may need. NVIDIA's documentation of NCCL
 #: says to start containers with --shm-size=1g, as Docker's 64 MiB are too few.
 SHARED_MEMORY = 1 << 30
-
-
 #: What is said where there is no fork server.
 PLAIN = "each process of a trial is a plain new one, which takes longer: {}"
 #: How another folder is set.
@@ -47,7 +46,8 @@ def checks() -> Iterator[Check]:
     yield from looked("cluster", _cluster)
     yield from looked("disk", lambda: disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp")))
     yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
-    yield from looked("memory", lambda: memory_check(_shared_memory()))
+    shared = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
+    yield from looked("memory", lambda: memory_check(shared))
     yield from looked("torch", _torch)
     yield from looked("fork server", lambda: _forks(server))
     yield from looked("serve", _serve)
@@ -60,27 +60,21 @@ def looked(name: str, look: Callable[[], Check | Iterator[Check]]) -> Iterator[C
     try:
         found = look()
         yield from [found] if isinstance(found, tuple) else found
+    except FluidTuneError as error:
+        yield name, False, str(error)
+    except ImportError as error:
+        yield name, False, f"{error}; type: pip install {(error.name or 'fluidtune').partition('.')[0]}"
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no more is said"])[0]
         yield name, False, f"cannot be checked, as something raises {type(error).__name__}: {said}"
 
 
-def _shared_memory() -> int | None:
-    return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
-
-
 def _ray() -> Check:
-    try:
-        import ray
+    import ray
 
-        from fluidtune.errors import FluidTuneError
-        from fluidtune.ray_compat.versions import NEWEST_RAY, OLDEST_RAY, check_ray_version
-    except ImportError as error:
-        return "ray", False, f'{error}; type: pip install "ray[tune]"'
-    try:
-        check_ray_version()
-    except FluidTuneError as error:
-        return "ray", False, str(error)
+    from fluidtune.ray_compat.versions import NEWEST_RAY, OLDEST_RAY, check_ray_version
+
+    check_ray_version()
     return "ray", True, f"{ray.__version__} (tested from {OLDEST_RAY} to {NEWEST_RAY})"
 
 
@@ -97,20 +91,12 @@ def _slurm() -> Check:
 
 def _cluster() -> Iterator[Check]:
     """A job joins the cluster that runs here, and begins one of its own where there is none."""
-    try:
-        import ray
+    import ray
 
-        from fluidtune.errors import FluidTuneError
-        from fluidtune.ray_compat.cluster_address import join
-    except ImportError as error:
-        yield "cluster", None, f"not looked for ({error})"
-        return
-    try:
-        if not join():
-            yield "cluster", None, "none to join, so a job begins one of its own"
-            return
-    except FluidTuneError as error:
-        yield "cluster", False, f"jobs would join one in vain: {error}"
+    from fluidtune.ray_compat.cluster_address import join
+
+    if not join():
+        yield "cluster", None, "none to join, so a job begins one of its own"
         return
     try:
         has = ray.cluster_resources()
@@ -171,11 +157,9 @@ def _serve() -> Check:
 
 
 def _torch() -> Check:
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError as error:
-        return "torch", False, f"{error}; type: pip install torch"
+    import torch
+    import torch.distributed as dist
+
     backends = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
     found = f"{torch.__version__}, collectives: {', '.join(backends) or 'none'}"
     return "torch", "gloo" in backends, found + ("" if "gloo" in backends else "; type: pip install torch")
@@ -208,11 +192,8 @@ def _forks(begun: ForkServer | Check) -> Check:
 
 
 def _gpus() -> Iterator[Check]:
-    try:
-        import pynvml
-    except ImportError:
-        yield "gpu", None, "no telemetry (pynvml is not installed); type: pip install nvidia-ml-py"
-        return
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -260,7 +241,8 @@ def gpu_checks(nvml: Any, torch: Any, environment: Mapping[str, str] = os.enviro
     yield from _kinds(nvml, gpus, environment)
     if len(gpus) > 1:
         yield _peers(nvml, gpus)
-        yield _collectives(torch)
+        nccl = torch is not None and torch.distributed.is_nccl_available()
+        yield "nccl", nccl, "there" if nccl else "not in this torch: a trial cannot have several GPUs"
 
 
 def _driver(nvml: Any, torch: Any) -> Check:
@@ -344,11 +326,6 @@ def _peers(nvml: Any, gpus: Mapping[int, Any]) -> Check:
 def _reach(nvml: Any, first: Any, second: Any) -> bool:
     status = _ask(nvml, lambda gpu: nvml.nvmlDeviceGetP2PStatus(gpu, second, nvml.NVML_P2P_CAPS_INDEX_READ), first)
     return status is None or status == nvml.NVML_P2P_STATUS_OK
-
-
-def _collectives(torch: Any) -> Check:
-    there = torch is not None and torch.distributed.is_nccl_available()
-    return "nccl", there, "there" if there else "not in this torch: a trial cannot have several GPUs"
 
 
 def _ask(nvml: Any, ask: Callable[[Any], Any], of: Any) -> Any:

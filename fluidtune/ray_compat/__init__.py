@@ -7,10 +7,10 @@
 `accelerators`: a process' devices. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
 where workers of Ray Train start. `cluster_address`: the cluster that a job joins.
-`job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `own_staging` and `whole_files`: how a
-run's files get into its storage. `run_state`: what that has of it. This package decides nothing and imports nothing
-but `errors` and `device_kinds`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public
-API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+`job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
+its storage. `run_state`: what that has of it. This package decides nothing and imports nothing but `errors` and
+`device_kinds`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray marks
+as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections import ChainMap, Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
@@ -21,11 +21,6 @@ from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, Train
 def controller_behind(handed: Any) -> TuneController:
     """Return the controller behind what Tune hands to a scheduler: the controller itself, or a wrapper of it."""
     return getattr(handed, "_tune_controller", handed)
-
-
-def actor_manager(controller: TuneController) -> Any:
-    """Return the controller's actor manager: Ray's own, or the one that has replaced it."""
-    return controller._actor_manager
 
 
 def asked_reuse(controller: TuneController) -> bool:
@@ -42,14 +37,17 @@ def was_restored(controller: TuneController) -> bool:
     return bool(controller._iteration) or any(trial.relative_logdir for trial in controller.get_trials())
 
 
-def request_of_run(controller: TuneController, first: dict[str, float] | None) -> dict[str, float] | None:
-    """Return what the run's first trial asks for: ``first``, or in a restored run what this has returned before.
+#: Under these names Tune saves what a restored run must know besides its trials: what the first trial has asked for,
+#: the last driver's `PYTHONHASHSEED`, and what `extend_controller` is given as ``search``.
+REQUEST, HASH_SEED, SEARCH = "_fluidtune_request", "_fluidtune_hash_seed", "_fluidtune_search"
 
-    Tune saves the controller's attributes with the trials, as JSON. It adds those of a restored run in another order,
-    and without those that have ended.
+
+def saved_with_run(controller: TuneController) -> dict[str, Any]:
+    """Return what Tune saves with the run's trials, as JSON: the controller's attributes. A restored run has them.
+
+    ``SEARCH`` is there until `extend_controller`, which a run whose trials have all ended does not come to.
     """
-    request: dict[str, float] | None = vars(controller).setdefault("_fluidtune_request", first)
-    return request
+    return vars(controller)
 
 
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:
@@ -57,19 +55,6 @@ def replace_actor_manager(controller: TuneController, manager: ActorManager) -> 
     controller._reuse_actors = False
     manager.stand_before(controller._actor_manager)
     controller._actor_manager = manager
-
-
-#: Under this name Tune's snapshot has what `extend_controller` is given as ``search``.
-SEARCH = "_fluidtune_search"
-
-
-def saved_search(controller: TuneController) -> dict[str, Any] | None:
-    """Return what the snapshot that the run goes on from has of the earlier driver's search; None: nothing.
-
-    It stays in snapshots until `extend_controller`, which a run whose trials have all ended does not come to.
-    """
-    found: dict[str, Any] | None = vars(controller).get(SEARCH)
-    return found
 
 
 def turn(controller: Any) -> int:
@@ -217,22 +202,11 @@ def let_go(trial: Trial) -> None:
         trial._default_result_or_future = None
 
 
-def tell_started(tracked: TrackedActor) -> None:
-    """Tell Tune that this actor runs, unless Tune has taken its callback back."""
-    if tracked._on_start is not None:
-        tracked._on_start(tracked)
-
-
-def tell_stopped(tracked: TrackedActor) -> None:
-    """Tell Tune that this actor has stopped, unless Tune has taken its callback back."""
-    if tracked._on_stop is not None:
-        tracked._on_stop(tracked)
-
-
-def tell_failed(tracked: TrackedActor, error: Exception) -> None:
-    """Tell Tune that this actor has died of ``error``, unless Tune has taken its callback back."""
-    if tracked._on_error is not None:
-        tracked._on_error(tracked, error)
+def tell(tracked: TrackedActor, what: Literal["started", "stopped", "failed"], *error: Exception) -> None:
+    """Tell Tune what this actor became, and of a failed one the error, unless Tune has taken its callback back."""
+    callback = {"started": tracked._on_start, "stopped": tracked._on_stop, "failed": tracked._on_error}[what]
+    if callback is not None:
+        callback(tracked, *error)
 
 
 class ActorManager(abc.ABC):
@@ -245,7 +219,7 @@ class ActorManager(abc.ABC):
     """
 
     def __init__(self) -> None:
-        #: The controller's `RayActorManager`; None: the subclass hosts all trials.
+        #: The controller's `RayActorManager`, once this one stands before it.
         self._rays: Any = None
         #: The trials' actors that Ray's manager has made, by ``actor_id``.
         self._by_ray: set[int] = set()
@@ -265,11 +239,6 @@ class ActorManager(abc.ABC):
         self._live_actors_to_ray_actors_resources = ChainMap({}, rays._live_actors_to_ray_actors_resources)
 
     # --- for the subclass
-
-    @property
-    def stands_before_ray(self) -> bool:
-        """Whether there is a `RayActorManager` for the trials that the subclass does not host."""
-        return self._rays is not None
 
     def set_live(self, tracked: TrackedActor, actor: Any) -> None:
         """The trial runs in this actor from now on."""
@@ -371,11 +340,8 @@ class ActorManager(abc.ABC):
         self.add_trial(tracked, trial_id, kwargs)
         return tracked
 
-    def _is_by_ray(self, tracked: TrackedActor) -> bool:
-        return tracked.actor_id in self._by_ray
-
     def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
-        if self._is_by_ray(tracked_actor):
+        if tracked_actor.actor_id in self._by_ray:
             return self._rays.remove_actor(tracked_actor, kill=kill, stop_future=stop_future)
         if self.is_actor_failed(tracked_actor):
             self.drop_failure(tracked_actor)
@@ -383,12 +349,12 @@ class ActorManager(abc.ABC):
         return self.release_trial(tracked_actor)
 
     def is_actor_started(self, tracked_actor: TrackedActor) -> bool:
-        if self._is_by_ray(tracked_actor):
+        if tracked_actor.actor_id in self._by_ray:
             return self._rays.is_actor_started(tracked_actor)
         return tracked_actor in self._live_actors_to_ray_actors_resources
 
     def is_actor_failed(self, tracked_actor: TrackedActor) -> bool:
-        if self._is_by_ray(tracked_actor):
+        if tracked_actor.actor_id in self._by_ray:
             return self._rays.is_actor_failed(tracked_actor)
         return tracked_actor.actor_id in self._failed
 
@@ -402,7 +368,7 @@ class ActorManager(abc.ABC):
         on_error: Callable[..., None] | None = None,
         _return_future: bool = False,
     ) -> Any:
-        if self._is_by_ray(tracked_actor):
+        if tracked_actor.actor_id in self._by_ray:
             return self._rays.schedule_actor_task(
                 tracked_actor, method_name, args, kwargs, on_result, on_error, _return_future
             )
@@ -412,7 +378,7 @@ class ActorManager(abc.ABC):
         return future if _return_future else None
 
     def clear_actor_task_futures(self, tracked_actor: TrackedActor) -> None:
-        if self._is_by_ray(tracked_actor):
+        if tracked_actor.actor_id in self._by_ray:
             self._rays.clear_actor_task_futures(tracked_actor)
         else:
             self.drop_calls(tracked_actor)

@@ -7,14 +7,11 @@ import os
 
 from ray._private.worker import global_worker
 
-#: The key in a Ray job's metadata that says whose job it is.
-USER_KEY = "user"
-
 
 def user_of_job(named: str | None = None) -> str:
     """Whose this driver's job is: ``named``, else what the job's metadata says, else the Unix user of the driver."""
     try:
-        return named or job_metadata().get(USER_KEY) or getpass.getuser()
+        return named or job_metadata().get("user") or getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number that has no name
         return f"uid-{os.geteuid()}"
 

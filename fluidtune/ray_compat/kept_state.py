@@ -21,25 +21,21 @@ def can_keep() -> bool:
 def keep(name: str, state: bytes) -> None:
     """Keep this by this name, in place of what was kept by it before."""
     store = global_worker.gcs_client
-    store.internal_kv_put(_key(name), state, True, _NAMESPACE)
+    store.internal_kv_put(name.encode(), state, True, _NAMESPACE)
 
 
 def kept(name: str) -> bytes | None:
     """What is kept by this name; None: nothing."""
     store = global_worker.gcs_client
-    return store.internal_kv_get(_key(name), _NAMESPACE)
+    return store.internal_kv_get(name.encode(), _NAMESPACE)
 
 
 def forget(name: str) -> None:
     """Keep nothing by this name any more."""
     store = global_worker.gcs_client
-    store.internal_kv_del(_key(name), False, _NAMESPACE)
+    store.internal_kv_del(name.encode(), False, _NAMESPACE)
 
 
 def own_name() -> str:
     """A name of this actor, which stays when Ray restarts it."""
     return str(ray.get_runtime_context().get_actor_id())
-
-
-def _key(name: str) -> bytes:
-    return f"kept/{name}".encode()

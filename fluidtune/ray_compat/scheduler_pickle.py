@@ -15,21 +15,6 @@ from ray.train._internal.session import _FutureTrainingResult
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 
-#: What is in the place of a trial, of a checkpoint that was being saved, and of what is the driver's own.
-_TRIAL, _CHECKPOINT, _SCHEDULER, _NOTHING = "_trial", "_checkpoint", "_scheduler", "_nothing"
-
-
-def _trial(name: str) -> Any: ...
-
-
-def _checkpoint(name: str | None) -> Any: ...
-
-
-def _scheduler() -> Any: ...
-
-
-def _nothing() -> None: ...
-
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, scheduler: Any, owners: dict[int, str]) -> None:
@@ -39,36 +24,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: The trial of each checkpoint that was being saved, by the future's identity.
         self._owners = owners
 
-    def reducer_override(self, obj: Any) -> Any:
+    def persistent_id(self, obj: Any) -> tuple[str, str | None] | None:
+        """What is in the place of the scheduler, a trial, a checkpoint that was being saved, and the driver's own."""
         if obj is self._scheduler:
-            return _scheduler, ()
+            return "scheduler", None
         if isinstance(obj, Trial):
-            return _trial, (obj.trial_id,)
+            return "trial", obj.trial_id
         if isinstance(obj, _FutureTrainingResult):
-            return _checkpoint, (self._owners.get(id(obj)),)
+            return "checkpoint", self._owners.get(id(obj))
         if isinstance(obj, TuneController) or type(obj).__name__ == "TrialRunnerWrapper":
-            return _nothing, ()
-        return super().reducer_override(obj)
+            return "nothing", None
+        return None
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, scheduler: Any, trial_called: Callable[[str], Trial]) -> None:
         super().__init__(file)
-        self._trial_called = trial_called
-        self._ours = {
-            _TRIAL: trial_called,
-            _CHECKPOINT: self._newest,
-            _SCHEDULER: lambda: scheduler,
-            _NOTHING: _nothing,
-        }
+        self._scheduler, self._trial_called = scheduler, trial_called
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__:
-            return self._ours[name]
-        return super().find_class(module, name)
-
-    def _newest(self, name: str | None) -> Any:
-        return None if name is None else self._trial_called(name).checkpoint
+    def persistent_load(self, pid: tuple[str, str | None]) -> Any:
+        kind, name = pid
+        if name is None:
+            return self._scheduler if kind == "scheduler" else None
+        trial = self._trial_called(name)
+        return trial if kind == "trial" else trial.checkpoint
 
 
 def pickled(scheduler: Any, more: Any) -> bytes:

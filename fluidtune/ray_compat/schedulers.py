@@ -7,24 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import (
-    AsyncHyperBandScheduler,
-    FIFOScheduler,
-    HyperBandForBOHB,
-    HyperBandScheduler,
-    MedianStoppingRule,
-)
+from ray.tune.schedulers import AsyncHyperBandScheduler, HyperBandForBOHB, HyperBandScheduler
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
-
-#: Ray's algorithms that never ask for a checkpoint by themselves, in Ray 2.44 to 2.60. Population Based Training does.
-_ASK_FOR_NO_CHECKPOINT = frozenset(
-    {AsyncHyperBandScheduler, FIFOScheduler, HyperBandForBOHB, HyperBandScheduler, MedianStoppingRule}
-)
-
-
-def waits_for_checkpoints(scheduler: Any) -> bool:
-    """Return whether the algorithm may ask Tune's controller for a checkpoint, and wait for the future that it gets."""
-    return type(scheduler) not in _ASK_FOR_NO_CHECKPOINT
 
 
 def mode(scheduler: Any) -> str | None:
@@ -68,40 +52,26 @@ def raise_limit(asha: Any, until: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Bracket:
-    """One bracket of a HyperBand scheduler. ``band``, ``index``: its place in the scheduler's table of brackets."""
+    """One bracket of a HyperBand scheduler, as it is now.
+
+    ``band``, ``index``: its place in the scheduler's table of brackets. ``competing``: how many trials compete in it at
+    most: the number that is planned, or fewer when fewer came. ``halvings_left``: how often it will be halved yet. A
+    halving keeps one of ``reduction_factor`` trials, which may train this many times as long. ``rung_end``, ``limit``:
+    where the present rung ends, and the last one at the latest, in the scheduler's time attribute.
+    """
 
     band: int
     index: int
+    competing: int
+    halvings_left: int
+    reduction_factor: float
+    rung_end: float
+    limit: float
     _bracket: Any
 
     def holds(self, trial: Trial) -> bool:
         """Return whether the trial still competes in this bracket."""
         return trial in self._bracket._live_trials
-
-    @property
-    def competing(self) -> int:
-        """How many trials compete in it at most: the number that is planned, or fewer when fewer came."""
-        return min(self._bracket._n, len(self._bracket._live_trials))
-
-    @property
-    def halvings_left(self) -> int:
-        """How often the bracket will be halved yet."""
-        return self._bracket._halves
-
-    @property
-    def reduction_factor(self) -> float:
-        """A halving keeps one of this many trials, which may train this many times as long."""
-        return self._bracket._eta
-
-    @property
-    def rung_end(self) -> float:
-        """Where the present rung ends, in the scheduler's time attribute."""
-        return self._bracket._cumul_r
-
-    @property
-    def limit(self) -> float:
-        """Where the last rung ends at the latest, in the scheduler's time attribute."""
-        return self._bracket._max_t_attr
 
     def promoted(self) -> list[Trial]:
         """Return the trials that the last halving kept and that still stand paused."""
@@ -125,9 +95,11 @@ class Bracket:
 def brackets(hyperband: Any) -> Iterator[Bracket]:
     """Return the brackets of a HyperBand scheduler that have trials, band by band."""
     for band, row in enumerate(hyperband._hyperbands):
-        for index, bracket in enumerate(row):
-            if bracket is not None:
-                yield Bracket(band, index, bracket)
+        for index, each in enumerate(row):
+            if each is not None:
+                competing = min(each._n, len(each._live_trials))
+                now = competing, each._halves, each._eta, each._cumul_r, each._max_t_attr
+                yield Bracket(band, index, *now, each)
 
 
 def make_missed_halvings(hyperband: Any, controller: Any) -> None:

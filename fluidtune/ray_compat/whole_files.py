@@ -7,14 +7,17 @@ Tune wrote it: it never knows of a result that the stored log of its trial has n
 state, which is a file beside it: else a driver that is killed between the two leaves a searcher that has suggested a
 trial which Tune does not know, and that waits for its end.
 
-A storage that is no file system of this machine, such as S3, shows a file once all of it is there.
+A storage that is no file system of this machine, such as S3, shows a file once all of it is there. A driver copies the
+files of its own run alone (`stage_apart`).
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import zlib
@@ -25,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
-from ray.train._internal.storage import _FilesystemSyncer
+from ray.train._internal.storage import StorageContext, _FilesystemSyncer
 from ray.tune.execution.tune_controller import TuneController
 
 from fluidtune.ray_compat.run_state import newest_state
@@ -45,6 +48,23 @@ _PIECE = 1 << 20
 #: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
 #: copying does.
 _AT_ONCE = 8
+
+
+def stage_apart() -> None:
+    """Have each later run of this process stage its files in a folder of its own. A restored run goes on in its folder.
+
+    Ray names the folder by the second and the experiment's name, and copies all that is in it into the run's storage.
+    """
+    stock = StorageContext.__init__
+    if hasattr(stock, "__wrapped__"):
+        return
+
+    @functools.wraps(stock)
+    def begin(self: Any, *args: Any, **named: Any) -> None:
+        stock(self, *args, **named)
+        self._timestamp += f"_{secrets.token_hex(4)}"
+
+    StorageContext.__init__ = begin
 
 
 def is_here(files: pyarrow.fs.FileSystem) -> bool:
@@ -161,7 +181,7 @@ class _WholeFiles(_FilesystemSyncer):
         if any(name.startswith(_STATE) for name in names):
             self._run = local_path
         if local_path != self._run:
-            return self._store, {"folder": local_path, "to": uri, "state": None}
+            return self._copy_changed, {"folder": local_path, "to": uri, "below": False}
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         # A restored run has those of the drivers before as well. Their names have the time.
         run = max((name for name in changed if name.startswith(_STATE)), default=None)
@@ -174,14 +194,8 @@ class _WholeFiles(_FilesystemSyncer):
         stored = None if self._on_state is None else self._on_state()
         return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
-    def _store(self, folder: str, to: str, state: _State | None, stored: Callable[[bool], None] | None = None) -> None:
-        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's.
-
-        ``stored``: as `OnState` says.
-        """
-        if state is None:
-            self._copy_changed(folder, to, below=False)
-            return
+    def _store(self, folder: str, to: str, state: _State, stored: Callable[[bool], None] | None) -> None:
+        """``state``: what has changed in a run's folder itself, as it was; it comes last. ``stored``: see `OnState`."""
         done = False
         try:
             self._copy_changed(folder, to, below=True)

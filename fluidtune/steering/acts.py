@@ -31,18 +31,15 @@ STATES: dict[tuple[State, State], str] = {
 }
 
 
-class SteeringError(Exception):
-    """An event that cannot be true: the shell has an error."""
-
-
 @dataclass(frozen=True)
 class Act:
     """What a user wants of a trial, and what has become of it.
 
-    ``id``: chosen by whoever asks; what comes with the same id again is the same act. ``by``: the user's name.
-    ``via``: "command line" or "page". ``parameters``: of a clone, those that differ, by their names; a parameter within
-    a parameter is "a/b". ``from_checkpoint``: the clone goes on from the trial's last checkpoint. ``clone``: the id of
-    the new trial, once there is one. ``why``: why it has its state, in words; "" where that is plain.
+    ``id``: chosen by whoever asks; what comes with the same id again is the same act. ``by``: the user's name, which
+    the driver knows. ``via``: "command line" or "page". ``parameters``: of a clone, those that differ, by their names;
+    a parameter within a parameter is "a/b". ``from_checkpoint``: the clone goes on from the trial's last checkpoint.
+    ``clone``: the id of the new trial, once there is one. ``why``: why it has its state, in words; "" where that is
+    plain.
     """
 
     id: str
@@ -84,7 +81,7 @@ class Facts:
 
 
 class Steering:
-    """All acts of one run. See the module. A method raises `SteeringError` if the event cannot be true."""
+    """All acts of one run. See the module. An event that cannot be true fails: the shell has an error."""
 
     def __init__(self) -> None:
         #: By id, each as it is now.
@@ -97,8 +94,7 @@ class Steering:
         `failed` if nothing has changed.
         """
         if known := self.acts.get(act.id):
-            if known.state == "asked":
-                raise SteeringError(f"{act} is asked for again before it was carried out")
+            assert known.state != "asked", f"{act} is asked for again before it was carried out"
             return []
         self.acts[act.id] = act
         why = self._why_not(act, facts)
@@ -158,8 +154,7 @@ class Steering:
         return facts.no_keep and f"{trial} cannot be kept: {facts.no_keep}"
 
     def _go(self, act: Act | None, state: State, cause: str, **more: str) -> Act:
-        if act is None or cause not in STATES.get((act.state, state), "").split(", "):
-            raise SteeringError(f"{cause} cannot make {act} {state}")
+        assert act and cause in STATES.get((act.state, state), "").split(", "), f"{cause} cannot make {act} {state}"
         self.acts[act.id] = replace(act, state=state, **more)  # type: ignore[arg-type]
         return self.acts[act.id]
 

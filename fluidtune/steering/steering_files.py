@@ -40,8 +40,6 @@ PATIENCE_S = 60.0
 LOOK_S = 0.05
 #: The longest name of a trial, in characters, and of what else is a name. Judgement: Linux' for a path is 4,096.
 _LONGEST_NAME = 4096
-#: How a search is started that can be steered.
-HOW = "start it with `fluidtune run --steer SCRIPT`, or with FluidExecutor(steer=True)"
 ENDED = "the run has ended"
 
 
@@ -53,8 +51,8 @@ class SteeringRefused(FluidTuneError):
 Answer = Callable[[bool, str], None]
 
 
-def act_from(said: Any, by: str) -> Act:
-    """The act that a message means. Raises `ValueError` if it means none."""
+def act_from(said: Any, by: str = "") -> Act:
+    """The act that a message means. ``by``: as in `Act`. Raises `ValueError` if it means none."""
     texts = ("id", "kind", "trial", "via")
     good = isinstance(said, dict) and all(isinstance(said.get(name), str) for name in texts)
     good = good and all(0 < len(said[name]) <= _LONGEST_NAME for name in texts)
@@ -192,7 +190,8 @@ def _why_silent(log: Path) -> str:
     if fold.over:
         return ENDED
     if not (fold.head.get("settings") or {}).get("steer"):
-        return f"this search cannot be steered: {HOW}"
+        how = "start it with `fluidtune run --steer SCRIPT`, or with FluidExecutor(steer=True)"
+        return f"this search cannot be steered: {how}"
     return "no driver of this run answers: it has just ended, or has died; Tuner.restore goes on with a run"
 
 
@@ -201,11 +200,6 @@ def _name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def own_name() -> str:
-    """This process' user."""
-    return _name_of(os.geteuid())
 
 
 def ask(
@@ -224,5 +218,5 @@ def ask(
         SteeringRefused: nothing was done.
         FluidTuneError: there is no such run.
     """
-    act = Act(uuid.uuid4().hex, kind, trial, own_name(), "command line", parameters_from(pairs), from_checkpoint)
+    act = Act(uuid.uuid4().hex, kind, trial, "", "command line", parameters_from(pairs), from_checkpoint)
     return ask_driver(find_log(run_dir), act)

@@ -65,10 +65,10 @@ def _on_loaded(event: m.Loaded, life: TrialStateMachine) -> None:
     if len(life.crew.wanted) > len(life.crew.devices):
         begin_resize(life)
     if life.times_live == 1:
-        life.order(m.TellStarted(event.worker))
+        life.order(m.TellRunning(event.worker))
         return
     # It is loaded at its last commit or checkpoint: go on with Tune's calls.
-    life.order(m.TellRecovered(event.worker, life.losses.last))
+    life.order(m.TellRunning(event.worker, life.losses.last))
     if life.outside.newest_checkpoint() is not None and not (life.calls and life.calls[0].method == "restore"):
         life.calls.appendleft(m.Call("restore"))
     issue_next(life)

@@ -59,7 +59,7 @@ def _on_resumed(event: m.Resumed, life: TrialStateMachine) -> None:
     life.crew.leader, life.crew.facts, life.done_here = event.worker, event.facts, event.done_here
     if len(life.crew.wanted) > len(life.crew.devices):
         resizes.begin_resize(life)
-    life.order(m.TellStarted(event.worker))
+    life.order(m.TellRunning(event.worker))
 
 
 @on_event.register

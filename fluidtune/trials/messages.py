@@ -335,9 +335,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Tell(Instruction):
-    """Hand this event to the engine."""
+    """Hand this event to the engine. ``why``: why the trial leaves its devices, in words, if it does so now."""
 
     event: engine.Event
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -445,18 +446,14 @@ class PollDevices(Instruction):
 
 
 @dataclass(frozen=True)
-class TellStarted(Instruction):
-    """The trial runs, for the first time since Tune asked for it, in this worker."""
+class TellRunning(Instruction):
+    """The trial runs in this worker, for the first time since Tune asked for it.
+
+    ``again``: it ran before, and why it left its worker then, in words: Tune does not notice.
+    """
 
     worker: Worker
-
-
-@dataclass(frozen=True)
-class TellRecovered(Instruction):
-    """The trial runs again, in this worker. Tune does not notice. ``why``: why it left its worker before."""
-
-    worker: Worker
-    why: str
+    again: str | None = None
 
 
 @dataclass(frozen=True)
@@ -470,7 +467,7 @@ class TellTune(Instruction):
 
 @dataclass(frozen=True)
 class TellError(Instruction):
-    """A call has raised ``error``. If the trial leaves its devices now, that is why: as `NoteDeparture`."""
+    """A call has raised ``error``. If the trial leaves its devices now, that is why: as in `Tell`."""
 
     call: Call
     error: Exception
@@ -485,23 +482,10 @@ class Fail(Instruction):
 
 
 @dataclass(frozen=True)
-class Forget(Instruction):
-    """Tune does not want the trial to run any more. `TrialOver` follows."""
-
-
-@dataclass(frozen=True)
 class KeepCheckpoint(Instruction):
     """Hand Tune a checkpoint that it has not asked for. Answered by `CheckpointKept`."""
 
     value: Any
-
-
-@dataclass(frozen=True)
-class TrialOver(Instruction):
-    """Tune let go of the trial. ``had_place``: it leaves devices with the next batch of events."""
-
-    ending: Ending
-    had_place: bool
 
 
 # Instructions: what is written down
@@ -514,13 +498,6 @@ class Write(Instruction):
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class NoteDeparture(Instruction):
-    """The trial leaves its devices for this reason, in words: the next line of the log that says so carries it."""
-
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from fluidtune.engine.reasons import Reason
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import TrialStateMachine, on_event
-from fluidtune.trials.life_states import HELD
 from fluidtune.trials.resizes import call_off, discard_joining, follower_failed
 
 
@@ -21,7 +20,7 @@ def recover(life: TrialStateMachine, reason: str) -> None:
     if life.over:
         return
     detach(life, reason)
-    life.order(m.NoteDeparture(reason), m.PollDevices(), m.Tell(engine.WorkerLost(life.trial)))
+    life.order(m.PollDevices(), m.Tell(engine.WorkerLost(life.trial), reason))
 
 
 def detach(life: TrialStateMachine, reason: str) -> None:
@@ -53,7 +52,6 @@ def move(life: TrialStateMachine) -> None:
     life.ask_to("stay")
     life.losses.last = "moved to another device" + (f": {life.leaves_for}" if life.leaves_for else "")
     life.leaves_for = ""
-    life.order(m.NoteDeparture(life.losses.last))
     # An elastic trial commits while its worker unloads it: until then there is nothing to go on from.
     unload(life, "long", then=True)
 
@@ -137,20 +135,19 @@ def _on_unloaded(event: m.Unloaded, life: TrialStateMachine) -> None:
     if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
         life.go("queued")
         life.gang = life.outside.needs_several()
-        life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
+        life.order(m.Tell(engine.TrialEnded(life.trial, "paused"), life.losses.last), m.Announce())
 
 
 @on_event.register
 def _on_released(event: m.Released, life: TrialStateMachine) -> None:
     life.released_from = life.place
     life.go("released")
-    life.order(m.Forget(), m.DropCalls(tuple(life.calls)))
+    life.order(m.DropCalls(tuple(life.calls)))
 
 
 @on_event.register
 def _on_left(event: m.Left, life: TrialStateMachine) -> None:
-    had_place = life.released_from in HELD
     life.go("ended")
     stands = life.released_from == "live" and not life.crew.computes and not any(call.issued for call in life.calls)
     unload(life, "long", keep=event.keep, waits=event.waits and event.ending == "paused" and stands)
-    life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))
+    life.order(m.Tell(engine.TrialEnded(life.trial, event.ending)))

@@ -7,9 +7,10 @@ process is started.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import ray
@@ -185,15 +186,11 @@ def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
     return FluidScheduler(scheduler, executor)
 
 
-@contextmanager
-def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> Iterator[None]:
+def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Have the processes of trials prepared while this process begins to use Ray inside. ``runtime_env``: the job's."""
     spec = DeviceSpec.parse(executor.devices)
-    if executor.fork_server and (spec is None or KINDS[spec.kind].computes):
-        with while_ray_starts(runtime_env, worker_environment()):
-            yield
-    else:
-        yield
+    forks = executor.fork_server and (spec is None or KINDS[spec.kind].computes)
+    return while_ray_starts(runtime_env, worker_environment()) if forks else nullcontext()
 
 
 def _ready(executor: FluidExecutor) -> None:
@@ -229,13 +226,10 @@ def _check_picklable(trainable: Any) -> None:
 
 def _culprit(trainable: Any) -> str | None:
     """Return the name of a global or closure variable of the function that cannot be pickled; None: there is none."""
-    code = getattr(trainable, "__code__", None)
-    if code is None:
+    if not inspect.isfunction(trainable):
         return None
-    cells = [(n, c) for n, c in zip(code.co_freevars, trainable.__closure__ or (), strict=False)]
-    found = {n: c.cell_contents for n, c in cells}
-    found.update({n: trainable.__globals__[n] for n in code.co_names if n in trainable.__globals__})
-    for name, value in found.items():
+    used = inspect.getclosurevars(trainable)
+    for name, value in {**used.nonlocals, **used.globals}.items():
         try:
             cloudpickle.dumps(value)
         except Exception:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain, zip_longest
 
 from fluidtune.engine import Engine
@@ -24,6 +25,8 @@ UNKNOWN_S = 60.0
 UPDATE_S = 0.5
 #: The median of this many of the latest devices says how long it takes until a device is of use.
 LAGS = 9
+#: Many trials have the same work left, and a `JobInfo` is checked when it is made.
+_job = lru_cache(maxsize=4096)(JobInfo)
 
 
 class JobProgress:
@@ -62,8 +65,6 @@ class JobProgress:
         self._lags: deque[float] = deque(maxlen=LAGS)
         #: Trial -> the number of its iterations at the last look.
         self._seen: dict[str, int] = {}
-        #: The jobs of the last look, by their iterations left, seconds per iteration and largest number of devices.
-        self._jobs: dict[tuple[float, float, int], JobInfo] = {}
         self._updated = -UPDATE_S
 
     def update(self, where: dict[int, Gpu], now: float) -> None:
@@ -78,7 +79,6 @@ class JobProgress:
         widest: dict[str, int] = {}
         elastic: Counter[str] = Counter()
         fixed = 0
-        jobs: dict[tuple[float, float, int], JobInfo] = {}
         self._came = {device: self._came.get(device, now) for device in where}
         for work in engine.works_left(self.lag):
             elastic_one = work.kind == "elastic" and work.gang == 1
@@ -93,18 +93,13 @@ class JobProgress:
                 most = widest[work.group]
             # The height of a trial without an end says only what it has done so far.
             seconds = work.height if work.iterations is not None else max(work.height, UNKNOWN_S)
-            # Many trials have the same work left, and a `JobInfo` is checked when it is made.
-            key = max(seconds, 1e-3) / work.base, work.base, most
-            if key not in jobs:
-                jobs[key] = self._jobs.get(key) or JobInfo(*key)
-            groups.setdefault(work.group, []).append(jobs[key])
+            groups.setdefault(work.group, []).append(_job(max(seconds, 1e-3) / work.base, work.base, most))
             if self._seen.get(work.trial, work.done) != work.done:
                 self._learn_lag(work.devices, now)
                 if work.width > 1:
                     gpus = [where[device] for device in work.devices if device in where]
                     self._learn(gpus, engine.trial(work.trial).seconds)
             self._seen[work.trial] = work.done
-        self._jobs = jobs
         # Brackets run beside each other: the next rungs of all are one phase, the rungs after these the next phase.
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]

@@ -30,6 +30,7 @@ from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.ray_compat.cluster_state import may_get_nodes
+from fluidtune.ray_compat.controller import pending_trials_said
 from fluidtune.ray_compat.job_metadata import user_of_job
 from salus_share.seat_table import home
 
@@ -226,7 +227,7 @@ def most_pending_groups(pending: int) -> int:
     A searcher that suggests trials one by one has ``pending`` 1, and FluidTune raises that while processes start. So
     the number of trials that wait limits the groups in such a job; this is only the limit for a whole rung that waits.
     """
-    return pending if os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto" else max(pending, PENDING_GROUPS)
+    return pending if pending_trials_said() else max(pending, PENDING_GROUPS)
 
 
 def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int) -> DeviceSource:
@@ -267,7 +268,7 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     from fluidtune.tune.arbiter_progress import JobProgress
     from themis_bridge.shell.tenant import Tenant
 
-    work = JobProgress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
+    work = JobProgress(engine, job.trials.rungs.__getitem__, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in leased.broken and job.is_in_use(device)

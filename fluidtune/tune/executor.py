@@ -97,9 +97,8 @@ class FluidExecutor:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (number and 0 < value < float("inf")) and not (value is None and or_none):
                 raise FluidTuneError(f"{name}={value!r} must be a number of seconds above 0{or_none}")
-        if isinstance(self.parked_memory, bool) or not isinstance(self.parked_memory, int | float):
-            raise FluidTuneError(f"parked_memory={self.parked_memory!r} is not known; use a number from 0 to 1")
-        if not 0 <= self.parked_memory <= 1:
+        number = isinstance(self.parked_memory, int | float) and not isinstance(self.parked_memory, bool)
+        if not (number and 0 <= self.parked_memory <= 1):
             raise FluidTuneError(f"parked_memory={self.parked_memory!r} must be from 0 to 1, as a part of the memory")
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
@@ -110,15 +109,11 @@ class FluidExecutor:
                 f"reserve=True: a job with arbiter={self.arbiter!r} leases its devices and cannot reserve them; "
                 "leave one of the two out"
             )
-        if self.beside and self.arbiter is not None:
+        if self.beside and (self.devices, self.lanes, self.arbiter) != ("cpu:1", None, None):
             raise FluidTuneError(
-                f"beside=True with arbiter={self.arbiter!r}: the core is shared with a service on this machine, "
-                "and not leased; leave one of the two out"
-            )
-        if self.beside and (self.devices != "cpu:1" or self.lanes is not None):
-            raise FluidTuneError(
-                f"beside=True with devices={self.devices!r} and lanes={self.lanes!r}: a search shares one core with a "
-                'service, by turns; use devices="cpu:1" without lanes, or leave beside out'
+                f"beside=True with devices={self.devices!r}, lanes={self.lanes!r} and arbiter={self.arbiter!r}: a "
+                'search shares one core with a service, by turns; use devices="cpu:1" without lanes or an arbiter, or '
+                "leave beside out"
             )
         emulated = self._emulated
         if self.profile is not None and not emulated:

@@ -8,7 +8,6 @@ driver that Tune uploads. Tune uploads it for the last time before the job ends,
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +22,8 @@ from fluidtune.report.events import EVENT_LOG_NAME, service_of
 logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
-#: What the driver of a restored run must know besides what Tune has saved: an object with ``hash_seed``, a text.
-STATE_NAME = "fluid_state.json"
-#: What FluidTune writes into an experiment's folder: the event log, what a restored run must know, and the files of
-#: `fluidtune.report.write_report`.
-_FILES = (EVENT_LOG_NAME, STATE_NAME, "summary.json", "timeline.png", "utilisation.png")
+#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write_report`.
+_FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
 
 
 class ExperimentFolder:
@@ -57,32 +53,13 @@ class ExperimentFolder:
                 _set_aside(files, folder)
         elif self.is_local:
             remove_partial(self.path)
-        else:
+        elif not (log := self.path / EVENT_LOG_NAME).exists():
+            stored = f"{self._remote}/{EVENT_LOG_NAME}"
             try:
-                for name in (EVENT_LOG_NAME, STATE_NAME):
-                    with suppress(FileNotFoundError):  # a new experiment
-                        if not (self.path / name).exists():
-                            self._copy(self._files, f"{self._remote}/{name}", _HERE, str(self.path / name))
+                with suppress(FileNotFoundError), self._files.open_input_stream(stored) as file:  # a new experiment
+                    write_whole(file.readall(), _HERE, str(log))
             except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
-                logger.warning(
-                    "FluidTune: %s of %s could not be read, so a new one begins: %s", name, self._remote, error
-                )
-
-    def hash_seed(self) -> str | None:
-        """The `PYTHONHASHSEED` of the last driver of the run that goes on; None: of none."""
-        path = self.path / STATE_NAME
-        if not self._restored or not path.is_file():  # a device or a pipe may have no end
-            return None
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(path.read_bytes())["hash_seed"])
-        return None
-
-    def keep_hash_seed(self, seed: str) -> None:
-        """Have a restored run find it. Where that cannot be written, a line says so, and the job goes on."""
-        try:
-            write_whole(json.dumps({"hash_seed": seed}).encode(), _HERE, str(self.path / STATE_NAME))
-        except OSError as error:
-            logger.warning("FluidTune: a restored run will have another hash seed: %s", error)
+                logger.warning("FluidTune: %s could not be read, so a new one begins: %s", stored, error)
 
     def close(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
@@ -93,15 +70,9 @@ class ExperimentFolder:
             local = self.path / name
             if local.exists():
                 try:
-                    self._copy(_HERE, str(local), self._files, f"{self._remote}/{name}")
+                    write_whole(local.read_bytes(), self._files, f"{self._remote}/{name}")
                 except Exception as error:
                     logger.warning("FluidTune: %s was not uploaded to %s: %s", local, self._remote, error)
-
-    @staticmethod
-    def _copy(source: Any, path: str, target: Any, to: str) -> None:
-        with source.open_input_stream(path) as stream:
-            content = stream.readall()
-        write_whole(content, target, to)
 
 
 def _set_aside(files: Any, folder: str) -> None:

@@ -95,7 +95,7 @@ class JobLog:
             algorithm=self._algorithm,
             metric=scheduler.metric,
             mode=scheduler.mode,
-            no_keep=scheduler.no_keep,
+            no_keep=scheduler.adapter.no_keep,
         )
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:

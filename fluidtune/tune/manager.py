@@ -23,14 +23,9 @@ from ray.tune.experiment import Trial
 
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.controller import (
-    ActorManager,
-    TrackedActor,
-    actor_manager,
-    extend_controller,
-    replace_actor_manager,
-)
+from fluidtune.ray_compat.controller import ActorManager, TrackedActor, extend_controller, let_go, replace_actor_manager
 from fluidtune.trials import messages as life
+from fluidtune.trials.life_states import HELD
 from fluidtune.tune.notice import AGAIN, Notice, seconds_for, why_not_again
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
 from fluidtune.tune.search_memory import SearchMemory
@@ -51,17 +46,13 @@ logger = logging.getLogger(__name__)
 
 
 def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory) -> FluidActorManager | None:
-    """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
+    """Put FluidTune's executor under this controller. Its first trial shows what the job needs.
 
     Returns None for a job that runs as under stock Tune: see `TuningJob.for_controller`. ``memory``: of its algorithm.
 
     Raises:
         FluidTuneError: the first trial asks for devices that the job cannot have.
     """
-    manager = actor_manager(controller)
-    if isinstance(manager, FluidActorManager):
-        manager.note_trial(trial)
-        return manager
     with ExitStack() as undone:
         job = TuningJob.for_controller(controller, scheduler, trial, undone)
         if job is None:
@@ -72,7 +63,7 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
     job.snapshots.keep_search(memory, job.folder.path if job.folder.is_local else None)
 
     def on_cleanup() -> None:
-        scheduler.run_ended()
+        scheduler.steered.close()
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         saved = sys.exc_info()[0] is None
         manager.run_ended(saved)
@@ -109,9 +100,9 @@ class FluidActorManager(ActorManager):
 
     def __init__(self, job: TuningJob):
         super().__init__()
-        self._job = job
+        self.job = job
         #: That the driver is to end.
-        self.notice = Notice(seconds_for(job.notice_s), self.status_of_notice)
+        self.notice = Notice(seconds_for(job.settings.notice_s), self.status_of_notice)
         #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
         #: Events for the next batch.
@@ -126,7 +117,7 @@ class FluidActorManager(ActorManager):
         self._status, self._status_until = "", 0.0
         self._calls = RayCalls()
         self._callbacks = TuneCallbacks()
-        emit = self._emit
+        emit = self._events.append
         self._dispatch = WorkerDispatch(job, self._calls, emit)
         self._waiting = WaitingProcesses(job, self._calls, self._dispatch)
         self._dispatch.on_gone = self._waiting.leave
@@ -135,43 +126,34 @@ class FluidActorManager(ActorManager):
         )
         self._events += job.begin(wait_s=FIRST_DEVICE_WAIT_S)
 
-    def _emit(self, event: m.Event) -> None:
-        """The engine gets the event with the next batch."""
-        self._events.append(event)
-
     # --- what the scheduler asks and tells
-
-    @property
-    def job(self) -> TuningJob:
-        """The job whose trials it carries."""
-        return self._job
 
     def note_trial(self, trial: Trial) -> None:
         """Tune has made the trial, and may ask for its actor, which the job's workers or Ray will host."""
-        self._job.trials.known[trial.trial_id] = trial
-        if self.stands_before_ray and self._job.trials.is_left_to_ray(trial):
+        self.job.trials.known[trial.trial_id] = trial
+        if self.job.trials.is_left_to_ray(trial):
             self._left_to_ray.add(trial.trial_id)
 
     def budget_changed(self, trial_id: str, target: float | None, group: str) -> None:
         """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: not known."""
-        run = self._runs.find_trial(trial_id)
+        run = self._runs.by_trial.get(trial_id)
         if run is not None:
-            self._job.trials.promoted_in_place(self._job.engine.trial(trial_id).group, group)
-            self._emit(m.BudgetChanged(trial_id, run.life.iterations_to(target)))
+            self.job.trials.promoted_in_place(self.job.engine.trial(trial_id).group, group)
+            self._events.append(m.BudgetChanged(trial_id, run.life.iterations_to(target)))
 
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""
-        if self._runs.find_trial(trial.trial_id) is None and self.hosts(trial.trial_id):
-            self._waiting.stop(trial.trial_id)
-            self._job.trial_ended(trial, "stopped")
+        if trial.trial_id not in self._runs.by_trial and self.hosts(trial.trial_id):
+            self._waiting.end(trial.trial_id)
+            self.job.trial_ended(trial, "stopped")
 
     def status_line(self) -> str:
         """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
         now = time.monotonic()
         if now >= self._status_until or not self._runs:
-            job = self._job
+            job = self.job
             nodes, kind, silent = job.devices.nodes, job.setup.layout.kind, job.stall_detector.silent
-            self._status = job.log.status_line(nodes, kind, self._runs.trials(), silent)
+            self._status = job.log.status_line(nodes, kind, self._runs.by_trial.keys(), silent)
             self._status_until = now + STATUS_S
         return self._status
 
@@ -181,30 +163,31 @@ class FluidActorManager(ActorManager):
         return trial_id not in self._left_to_ray
 
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
-        trials = self._job.trials
+        trials = self.job.trials
         trial = trials.known[trial_id]
         refused = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         if refused is not None:  # the trial fails; the job goes on
             self.set_failed(tracked)
-            self._job.log.ended(trial_id, "failed", refused)
+            self.job.log.ended(trial_id, "failed", refused)
             words = f"trial {trial_id} is refused: {refused.words}; {refused.reason.remedy}"
             self._callbacks.tell_refused(tracked, trial, FluidTuneError(words))
             return
-        run = new_run(self._job, tracked, trial, kwargs)
+        run = new_run(self.job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.
         self._tell_released()
         self._runs.add_run(run)
         self._events += trials.arrival_events(run)
-        self._job.arriving.append(trials.share_of(trial))
+        self.job.arriving.append(trials.share_of(trial))
 
     def release_trial(self, tracked: TrackedActor) -> bool:
         run = self._runs[tracked]
         was_live = self.unset_live(tracked)
         failed = run.trial.status == Trial.ERROR  # Tune may set it to PENDING at once, for a retry
         self._shell.tell(run, life.Released())
+        self._runs.drop_run(run)
         self._released.append((run, failed))
         if was_live:
-            self._callbacks.tell_stopped(tracked)
+            self._callbacks.tell(tracked, "stopped")
         return was_live
 
     def call_trainable(
@@ -239,8 +222,8 @@ class FluidActorManager(ActorManager):
         self._callbacks.drop_failure(tracked)
 
     def resources_in_use(self) -> dict[str, float]:
-        held = self._job.engine.held_count
-        return {name: amount * held for name, amount in self._job.setup.layout.bundle.items()}
+        held = self.job.engine.held_count
+        return {name: amount * held for name, amount in self.job.setup.layout.bundle.items()}
 
     def count_pending(self) -> int:
         # Tune asks how many it may still ask for. Trials that it promotes must all be known, or their group would
@@ -291,7 +274,7 @@ class FluidActorManager(ActorManager):
 
     def status_of_notice(self) -> int:
         """The driver's exit status after a notice: `AGAIN`, or 1 with a line if the job would get nowhere."""
-        why = why_not_again(self._job.restored, self._job.reported)
+        why = why_not_again(self.job.restored, self.job.reported)
         if why:
             logger.error("FluidTune: Slurm has begun this job again, and %s. It does not ask to be begun again", why)
         return 1 if why else AGAIN
@@ -307,7 +290,7 @@ class FluidActorManager(ActorManager):
             return
         stopped = [run.id for run in begun if run.life.has_place or run.life.place == "moving"]
         saved = [run.id for run in begun if run.id not in stopped]
-        self._job.log.write("notice", seconds=self.notice.seconds, saved=saved, stopped=stopped)
+        self.job.log.write("notice", seconds=self.notice.seconds, saved=saved, stopped=stopped)
         while self._callbacks:  # Tune's last snapshot has what is reported by now, and the pauses that follow from that
             self._callbacks.call_next()
 
@@ -319,13 +302,12 @@ class FluidActorManager(ActorManager):
         self._tell_released()
         self._waiting.end_all()
         self._over = True
-        self._job.run_ended(saved)
+        self.job.run_ended(saved)
 
     def close(self) -> None:
         """The run is over: give every process and device back."""
         self._calls.close()
-        self._dispatch.close()
-        self._job.close()
+        self.job.close()
 
     # --- carrying out
 
@@ -334,18 +316,19 @@ class FluidActorManager(ActorManager):
         self._dispatch.poll_devices()
         self._tell_released()
         while self._events:
-            events, self._events = self._events, []
-            for instruction in self._job.decide(events):
+            events = list(self._events)
+            self._events.clear()
+            for instruction in self.job.decide(events):
                 self._hand_on(instruction)
             # Trials that could not start may need a device that is only asked for now.
             self._dispatch.poll_devices()
         self._dispatch.serve_requests()
         lives = (run.life for run in self._runs.begun() if run.life.place in ("placed", "loading"))
-        self._job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))
+        self.job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))
         self._dispatch.kill_overdue_workers()
         self._shell.report_late(time.monotonic())
         self._shell.end_overdue(time.monotonic())
-        self._job.do_periodic_work(unloading=self._dispatch.unloading > 0)
+        self.job.do_periodic_work(unloading=self._dispatch.unloading > 0)
 
     def _tell_released(self) -> None:
         """Unload the trials that Tune let go of, and tell the engine."""
@@ -355,7 +338,10 @@ class FluidActorManager(ActorManager):
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
             waits = not failed and not self._over and self._waiting.can_wait(run)
-            self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed, waits=waits))
+            self._shell.tell(run, life.Left(ending, keep=self.job.reuses and not failed, waits=waits))
+            let_go(run.trial)
+            self.job.departing += run.life.released_from in HELD
+            self.job.trial_ended(run.trial, ending)
         self._released.clear()
 
     def _hand_on(self, instruction: Any) -> None:
@@ -364,10 +350,10 @@ class FluidActorManager(ActorManager):
         From devices that it takes workers go back to the pool by themselves. Only a trial that lost one of its devices
         must be taken off the others: its one process may live there and see the lost device.
         """
-        run, engine = self._runs.find_trial(instruction.trial), self._job.engine
+        run, engine = self._runs.by_trial.get(instruction.trial), self.job.engine
         gone = isinstance(instruction, m.Release)
         if not gone or (run is not None and engine.trial(instruction.trial).status == "waiting"):
-            self._shell.tell(self._runs.of_trial(instruction.trial), instruction)
+            self._shell.tell(self._runs.by_trial[instruction.trial], instruction)
 
 
 def _unsaved(run: TrialRun) -> bool:

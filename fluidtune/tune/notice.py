@@ -77,15 +77,6 @@ class Notice:
         self._before: Any = None
         self._timer: threading.Timer | None = None
 
-    def give(self) -> None:
-        """The driver is to end."""
-        self._given = self._clock()
-
-    @property
-    def given(self) -> bool:
-        """Whether the signal has come."""
-        return self._given is not None
-
     @property
     def seconds(self) -> float:
         """How long ago the signal came, in seconds; 0: it has not."""
@@ -96,7 +87,7 @@ class Notice:
 
         ``unsaved``: whether there are trials that can be saved and are not.
         """
-        if self.state == "none" and self.given:
+        if self.state == "none" and self._given is not None:
             self.state = "leaving"
         elif self.state == "leaving" and (self.seconds >= COMMITS_PART * self.notice_s or not unsaved()):
             self.state = "over"
@@ -115,11 +106,11 @@ class Notice:
             signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.given:
+        if self._given is not None:
             if self.seconds >= min(SAME_S, self.notice_s / 2):
                 self._end()
             return
-        self.give()
+        self._given = self._clock()
         self._timer = threading.Timer(self.notice_s, self._end)
         self._timer.daemon = True
         self._timer.start()

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow.fs
@@ -44,9 +43,7 @@ def upload(trial: Trial) -> None:
 
 def take_over(trial: Trial, reported: int) -> None:
     """A new driver starts the trial: keep the first ``reported`` results of the last driver's log."""
-    keeping: dict[str, Callable[[list[str], int], list[str]]]
-    keeping = {EXPR_RESULT_FILE: _json_lines, EXPR_PROGRESS_FILE: _csv_rows}
-    for name, keep in keeping.items():
+    for name, keep in ((EXPR_RESULT_FILE, _json_lines), (EXPR_PROGRESS_FILE, _csv_rows)):
         local = os.path.join(trial.local_path, name)
         if not reported:
             # The loggers begin a new file, which overwrites the storage's one if there is one.

@@ -17,9 +17,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers, searches
-from fluidtune.ray_compat.own_staging import stage_apart
 from fluidtune.ray_compat.versions import check_ray_version
-from fluidtune.ray_compat.whole_files import restore_beside
+from fluidtune.ray_compat.whole_files import restore_beside, stage_apart
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.extension import Extension
 from fluidtune.tune.groups import adapter_for
@@ -39,6 +38,8 @@ class FluidScheduler(TrialScheduler):
     #: Makes the base scheduler where the script gives none, or a name: for each run a new one, as Tune does.
     #: None: the script's own object serves all runs.
     _make_base: Callable[[], TrialScheduler] | None = None
+    #: What the next run, which is a restored one, goes on with; None once it does.
+    extension: Extension | None = None
 
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
@@ -63,31 +64,33 @@ class FluidScheduler(TrialScheduler):
             )
         self.base_scheduler = base_scheduler
         self.executor = FluidExecutor.checked(executor) or FluidExecutor()
+        #: By `kept_trainable.kept`, where the script has a `fluidtune.Tuner`.
+        self.kept: tuple[str, bytes, str] | None = None
+        self._begin_run(None)
+
+    def _begin_run(self, mode: str | None) -> None:
+        """Nothing has happened in this run. A Tuner may run again."""
+        self._mode = mode
         self._manager: Any = None
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
         #: Why the run cannot begin; `choose_trial_to_run` raises it.
         self._refusal: Exception | None = None
-        self._mode: str | None = None
         #: Trial that has not ended -> the iteration at which its budget ends, as the engine knows it.
         self._targets: dict[str, float | None] = {}
-        self._adapter = adapter_for(base_scheduler)
+        #: What is known of the algorithm.
+        self.adapter = adapter_for(self.base_scheduler)
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
         self._stopper_target: float | None = None
-        self._steered = SteeredRun(self._adapter.no_keep)
-        self._memory = SearchMemory(base_scheduler)
+        self.steered = SteeredRun(self.adapter.no_keep)
+        self._memory = SearchMemory(self.base_scheduler)
         #: Tune has added a trial.
         self._begun = False
-        #: By `kept_trainable.kept`, where the script has a `fluidtune.Tuner`.
-        self.kept: tuple[str, bytes, str] | None = None
-        #: What the next run, which is a restored one, goes on with; None once it does.
-        self.extension: Extension | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
-        state = dict(self.__dict__)
-        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={}, _begun=False, extension=None)
-        return state
+        # Tuner pickles its configuration before the run, for a later restore. What is of one run is not part of it.
+        kept = ("base_scheduler", "executor", "kept", "_make_base")
+        return {name: value for name, value in vars(self).items() if name in kept}
 
     @property
     def supports_buffered_results(self) -> bool:
@@ -103,36 +106,18 @@ class FluidScheduler(TrialScheduler):
         """The script's "min" or "max"; None: the script gives neither."""
         return schedulers.mode(self.base_scheduler) or self._mode
 
-    @property
-    def no_keep(self) -> str:
-        """Why no trial can go on that the algorithm stops; "" if one can."""
-        return self._adapter.no_keep
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether the algorithm's groups are batches whose makespan counts."""
-        return self._adapter.synchronous
-
-    @property
-    def waits_for_checkpoints(self) -> bool:
-        """Whether the algorithm may wait for a future of a trial's checkpoint."""
-        return schedulers.waits_for_checkpoints(self.base_scheduler)
-
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        # Tune says this at the beginning of each run, and a Tuner may run again.
-        self._manager, self._left_to_ray, self._refusal, self._targets = None, False, None, {}
+        # Tune says this at the beginning of each run.
         if self._make_base is not None:
             self.base_scheduler = self._make_base()
-            self._adapter = adapter_for(self.base_scheduler)
-        self._mode, self._steered = mode, SteeredRun(self._adapter.no_keep)
-        self._memory, self._begun = SearchMemory(self.base_scheduler), False
+        self._begin_run(mode)
         return self.base_scheduler.set_search_properties(metric, mode, **spec)
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         behind = controller.controller_behind(tune_controller)
         if not self._begun:
             self._begun = True
-            if (saved := controller.saved_search(behind)) is not None:
+            if (saved := controller.saved_with_run(behind).get(controller.SEARCH)) is not None:
                 self._memory.recall(saved, controller.turn(behind))
             try:
                 if controller.was_restored(behind):
@@ -152,8 +137,8 @@ class FluidScheduler(TrialScheduler):
             except Exception as error:
                 # Raised here, Tune would take it for a fault of the state that it restores, and begin the run anew.
                 self._refusal = error
-        self._steered.add(behind, trial)
-        if not self._steered.goes_on_alone(trial):
+        self.steered.add(behind, trial)
+        if not self.steered.goes_on_alone(trial):
             self._memory.add(tune_controller, trial)
 
     def _extend(self, tune_controller: Any, search: Any, first: Trial) -> None:
@@ -176,30 +161,32 @@ class FluidScheduler(TrialScheduler):
 
     def _execute(self, behind: Any, trial: Trial) -> None:
         """Have FluidTune run the trial, and with the first one the job."""
+        if self._manager is not None:
+            return self._manager.note_trial(trial)
         from fluidtune.tune.manager import install
 
         self._manager = install(behind, self, trial, self._memory)
         self._left_to_ray = self._manager is None
         if self._manager is not None:
-            self._steered.begin(self._manager.job, self.executor.steer)
+            self.steered.begin(self._manager.job, self.executor.steer)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self._targets.pop(trial.trial_id, None)
         if not trial.should_recover():  # else Tune adds it again
-            self._steered.trial_ended(trial)
-        if not self._steered.goes_on_alone(trial):
+            self.steered.trial_ended(trial)
+        if not self.steered.goes_on_alone(trial):
             self._memory.end("error", tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        if self._steered.ends(trial):
+        if self.steered.ends(trial):
             # As at the run's stop criterion, of which Tune tells the algorithm by `on_trial_complete` alone.
             with self._memory.asking(tune_controller) as handed:
-                self._adapter.last_result(handed, trial, result)
+                self.adapter.last_result(handed, trial, result)
             return TrialScheduler.STOP
         decision = TrialScheduler.CONTINUE
-        if not self._steered.goes_on_alone(trial):
+        if not self.steered.goes_on_alone(trial):
             decision = self._memory.result(tune_controller, trial, result)
-            if decision == TrialScheduler.STOP and self._steered.lets_go_on(trial):
+            if decision == TrialScheduler.STOP and self.steered.lets_go_on(trial):
                 self._memory.end("complete", tune_controller, trial, result)
                 decision = TrialScheduler.CONTINUE
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
@@ -222,21 +209,21 @@ class FluidScheduler(TrialScheduler):
     def _ended(self, trial: Trial) -> bool:
         """The trial has ended. Returns whether the algorithm is to hear of that."""
         self._targets.pop(trial.trial_id, None)
-        self._steered.trial_ended(trial)
-        return not self._steered.goes_on_alone(trial)
+        self.steered.trial_ended(trial)
+        return not self.steered.goes_on_alone(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         if self._refusal is not None:
             raise self._refusal
         ready = self._is_ready(tune_controller)
-        self._steered.serve(tune_controller)
+        self.steered.serve(tune_controller)
         if not ready:
             return None
         with self._memory.asking(tune_controller) as handed:
-            self._adapter.catch_up(handed)
-        for trial in self._adapter.overlooked():
+            self.adapter.catch_up(handed)
+        for trial in self.adapter.overlooked():
             tune_controller.stop_trial(trial)
-        for trial in self._adapter.promoted():
+        for trial in self.adapter.promoted():
             controller.set_status(tune_controller, trial, Trial.PENDING)
         with self._memory.asking(tune_controller) as handed:
             chosen = self.base_scheduler.choose_trial_to_run(handed)
@@ -258,13 +245,9 @@ class FluidScheduler(TrialScheduler):
 
     def membership(self, trial: Trial) -> Any:
         """The trial's group and budget, which the engine gets."""
-        member = self._adapter.membership(trial)
-        target = stop_iteration(trial) if self._steered.goes_on_alone(trial) else member.target
+        member = self.adapter.membership(trial)
+        target = stop_iteration(trial) if self.steered.goes_on_alone(trial) else member.target
         turn = None if member.turn is None else self._memory.turn_of(trial)
         member = dataclasses.replace(member, target=earliest(target, self._stopper_target), turn=turn)
         self._targets[trial.trial_id] = member.target
         return member
-
-    def run_ended(self) -> None:
-        """Tune's run is over."""
-        self._steered.close()

@@ -34,7 +34,7 @@ from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
 logger = logging.getLogger(__name__)
 
 #: The version of what `SearchMemory.saved` returns.
-VERSION = 2
+VERSION = 3
 #: What an algorithm calls of Tune's controller to act on a trial.
 _ACTS = frozenset({"stop_trial", "pause_trial", "_set_trial_status", "_schedule_trial_save", "save"})
 _STATUS_AFTER = {
@@ -117,9 +117,6 @@ class SearchMemory:
         #: Trials that ended for an earlier driver, and train on.
         self._reopened: set[str] = set()
 
-    def __reduce__(self) -> Any:
-        return SearchMemory, (self._base,)  # Tuner pickles its configuration before the run
-
     # --- the run begins
 
     def recall(self, saved: dict[str, Any], at: int) -> None:
@@ -146,21 +143,13 @@ class SearchMemory:
 
     # --- what Tune tells the algorithm
 
-    @property
-    def waits(self) -> bool:
-        """An earlier driver's knowledge waits for all trials: the algorithm is not to be asked."""
-        return self._saved is not None
-
     def add(self, controller: Any, trial: Trial) -> None:
         name = trial.trial_id
-        if self.waits:
+        if self._saved is not None:  # the algorithm is asked when all trials are there
             self._came.append(trial)
         elif name not in self._ended or name not in self._known:  # else it was ended, and reports again up to that
             with self.asking(controller) as handed:
                 self._base.on_trial_add(handed, trial)
-            self._ended.pop(name, None)
-            self._known.pop(name, None)
-            self._goes_last(name)
             self._note(Entry("add", name))
             self._ask_for_snapshot()  # Tune must know the trial when it reports
 
@@ -173,25 +162,18 @@ class SearchMemory:
             with self.asking(controller) as handed:
                 decision = self._base.on_trial_result(handed, trial, result)
             known = decision, {key: result[key] for key in result.keys() - before}
-            if decision != TrialScheduler.CONTINUE:
-                self._goes_last(name)
-            if decision == TrialScheduler.NOOP:
-                self._heard.pop(name, None)  # it was acted on, and goes on as another one
-            else:
-                self._heard[name] = number, known
             self._note(Entry("result", name, result, *known))
         result.update(known[1])
         return known[0]
 
     def end(self, kind: str, controller: Any, trial: Trial, result: dict[str, Any] | None = None) -> None:
         """The trial has ended for the algorithm. ``kind``, ``result``: as in `Entry`."""
-        if self.waits or trial.trial_id in self._ended:
+        if self._saved is not None or trial.trial_id in self._ended:
             return
+        entry = Entry(kind, trial.trial_id, result)
         with self.asking(controller) as handed:
-            _tell(self._base, handed, trial, Entry(kind, trial.trial_id, result))
-        self._ended[trial.trial_id] = (result or {}).get(TRAINING_ITERATION)
-        self._turns.pop(trial.trial_id, None)
-        self._note(Entry(kind, trial.trial_id, result))
+            _tell(self._base, handed, trial, entry)
+        self._note(entry)
 
     def turn_of(self, trial: Trial) -> int:
         """The trial's turn among those that wait, lowest first: a restored run has the same."""
@@ -234,8 +216,25 @@ class SearchMemory:
                 self._ask_for_snapshot()
 
     def _note(self, entry: Entry) -> None:
+        self._keep(entry)
         if self._journal is not None and not self._depth:
             self._journal.append(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        """The algorithm has heard this, from this driver or from an earlier one."""
+        name, number, answer = entry.trial, *_answered(entry)
+        if entry.kind == "add":
+            self._ended.pop(name, None)
+            self._known.pop(name, None)
+        elif entry.kind != "result":
+            self._ended[name] = number
+            self._turns.pop(name, None)
+        elif answer[0] == TrialScheduler.NOOP:
+            self._heard.pop(name, None)  # it was acted on, and goes on as another one
+        else:
+            self._heard[name] = number, answer
+        if entry.kind == "add" or answer[0] != TrialScheduler.CONTINUE:
+            self._goes_last(name)
 
     # --- snapshots
 
@@ -382,25 +381,12 @@ class SearchMemory:
             after = _STATUS_AFTER.get(entry.decision or entry.kind, Trial.RUNNING)
             trial.status = statuses[entry.trial] = after
             self._keep(entry)
+            if entry.kind == "result":
+                answers = self._known.setdefault(entry.trial, {})
+                # It was paused, and went on.
+                answers.update({before: (TrialScheduler.CONTINUE, added) for before, (_, added) in answers.items()})
+                answers.update([_answered(entry)])
         return len(entries)
-
-    def _keep(self, entry: Entry) -> None:
-        if entry.kind == "result" and entry.result is not None:
-            answer = entry.decision or TrialScheduler.CONTINUE, entry.added or {}
-            number = entry.result.get(TRAINING_ITERATION)
-            known = self._known.setdefault(entry.trial, {})
-            # It was paused, and went on.
-            known.update({before: (TrialScheduler.CONTINUE, added) for before, (_, added) in known.items()})
-            known[number] = answer
-            self._heard[entry.trial] = number, answer
-            if answer[0] != TrialScheduler.CONTINUE:
-                self._goes_last(entry.trial)
-        elif entry.kind == "add":
-            self._goes_last(entry.trial)
-            self._ended.pop(entry.trial, None)
-            self._known.pop(entry.trial, None)
-        else:
-            self._ended[entry.trial] = (entry.result or {}).get(TRAINING_ITERATION)
 
     def _go_on(self, controller: Any, came: Sequence[Trial], statuses: dict[str, str]) -> None:
         """Have each trial be what the algorithm takes it for: those that it ended end, those that it paused wait."""
@@ -452,6 +438,10 @@ def unreadable(saved: dict[str, Any]) -> str | None:
 def _tell(base: Any, controller: Any, trial: Trial, entry: Entry) -> None:
     result = [dict(entry.result or {})] if entry.kind in ("result", "complete") else []
     getattr(base, f"on_trial_{entry.kind}")(controller, trial, *result)
+
+
+def _answered(entry: Entry) -> tuple[Any, _Answer]:
+    return (entry.result or {}).get(TRAINING_ITERATION), (entry.decision or TrialScheduler.CONTINUE, entry.added or {})
 
 
 def _below(number: Any, other: Any) -> bool:

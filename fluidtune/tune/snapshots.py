@@ -32,7 +32,7 @@ class Snapshots:
         #: Which results of which trials the storage has, and when Tune is to save.
         self.pace = SnapshotPace(self._results_known)
         #: Called when Tune has written its state.
-        self._on_state = [self.pace.state_written, self._ends_written]
+        self._on_state = [self.pace.state_written]
         #: Whether the storage has Tune's latest state.
         self.stored = True
         #: Trials that have ended; of how many of these the storage has that, and of how many the commits are gone.
@@ -48,20 +48,13 @@ class Snapshots:
 
     def state_written(self) -> Callable[[bool], None]:
         """See `whole_files.OnState`."""
-        told = [on_state() for on_state in self._on_state]
+        told, ended = [on_state() for on_state in self._on_state], len(self._ended)
 
         def stored(done: bool) -> None:
             self.stored = done
+            self._ends_stored = max(self._ends_stored, ended if done else 0)
             for tell in told:
                 tell(done)
-
-        return stored
-
-    def _ends_written(self) -> Callable[[bool], None]:
-        ended = len(self._ended)
-
-        def stored(done: bool) -> None:
-            self._ends_stored = max(self._ends_stored, ended if done else 0)
 
         return stored
 

@@ -1,7 +1,7 @@
-"""Which trials have stopped reporting, judged by how long their own iterations and those of others took before.
+"""Which trials take too long: by how long their own iterations and those of others took before, or by a user's limit.
 
-It decides only which trials to name. A silent trial keeps its devices, because a slow iteration is not a wrong one.
-Pure: the time is handed in.
+It decides only which trials to name. A silent trial keeps its devices, because a slow iteration is not a wrong one. One
+that has passed a limit is ended. Pure: the time is handed in.
 """
 
 from __future__ import annotations
@@ -30,9 +30,17 @@ class SilentTrial:
 
 
 class StallDetector:
-    """Keeps which trials were asked for an iteration and have not answered."""
+    """Keeps which trials were asked for an iteration and have not answered, and how long each has held devices.
 
-    def __init__(self) -> None:
+    ``total``: seconds that a trial may hold devices; ``stall``: that one iteration may take; None: no limit.
+    """
+
+    def __init__(self, total: float | None = None, stall: float | None = None) -> None:
+        self._total, self._stall = total, stall
+        self.has_limits = total is not None or stall is not None
+        #: Seconds that each trial has held devices, up to the last look at these.
+        self._held: dict[str, float] = {}
+        self._looked: float | None = None
         #: Trial -> when the iteration was asked for that it has not reported.
         self.asked: dict[str, float] = {}
         #: The longest iteration of each trial, and of any trial, seconds.
@@ -57,9 +65,22 @@ class StallDetector:
         self.silent.pop(trial, None)
 
     def forget(self, trial: str) -> None:
-        """The trial has ended for good."""
+        """The trial has ended for good, or begins another attempt."""
         self.stop_watching(trial)
         self._longest.pop(trial, None)
+        self._held.pop(trial, None)
+
+    def passed(self, now: float, placed: Iterable[str]) -> dict[str, str]:
+        """The trials that have passed a limit, each with the reason, in words. ``placed``: those that hold devices."""
+        since, self._looked = self._looked, now
+        found = {}
+        for trial in placed:
+            self._held[trial] = self._held.get(trial, 0.0) + (0.0 if since is None else now - since)
+            if self._total is not None and self._held[trial] > self._total:
+                found[trial] = f"it has held devices for more than trial_timeout_s={self._total:g} seconds"
+            elif self._stall is not None and now - self.asked.get(trial, now) > self._stall:
+                found[trial] = f"it has reported nothing for more than stall_timeout_s={self._stall:g} seconds"
+        return found
 
     def quiet(self, trials: Iterable[str], now: float) -> set[str]:
         """Those of the trials whose iteration has taken longer than `STOPPED_S` and than each one before."""

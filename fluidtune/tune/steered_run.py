@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,13 +47,6 @@ def parameters_of(config: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
             if name not in found or len(keys) < len(found[name]):
                 found[name] = keys
     return found
-
-
-def value_at(config: Any, keys: tuple[Any, ...]) -> Any:
-    """What the keys lead to."""
-    for key in keys:
-        config = config[key]
-    return config
 
 
 def with_values(config: Mapping[Any, Any], values: Mapping[str, Any]) -> dict[Any, Any]:
@@ -92,13 +87,8 @@ class SteeredRun:
         self._job: TuningJob | None = None
         self._files: SteeringFiles | None = None
 
-    def __reduce__(self) -> Any:
-        return SteeredRun, (self._no_keep,)  # Tuner pickles its configuration, and what goes on is no part of it
-
     def begin(self, job: TuningJob, steer: bool) -> None:
-        """The run has its event log now; a second call does nothing. ``steer``: users may steer it."""
-        if self._job is job:
-            return
+        """The run has its event log now. ``steer``: users may steer it."""
         self._job = job
         if steer:
             try:
@@ -172,7 +162,7 @@ class SteeredRun:
     def _facts(self, trial: Trial) -> a.Facts:
         kinds = {}
         for name, keys in parameters_of(trial.config).items():
-            value = value_at(trial.config, keys)
+            value = reduce(getitem, keys, trial.config)
             kinds[name] = kind_of(value.item() if isinstance(value, np.generic) else value)
         return a.Facts(trial.is_finished(), kinds, trial.has_checkpoint(), self._no_keep)
 

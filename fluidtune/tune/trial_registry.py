@@ -7,7 +7,6 @@ It makes the events with which a trial arrives at the engine. Which group a tria
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -23,6 +22,7 @@ from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.device_kinds import by_resource
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
+from fluidtune.report.metric_values import flat
 from fluidtune.trials.messages import TrainableCapabilities
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
@@ -44,18 +44,16 @@ VALUE_LENGTH = 100
 
 def parameters_of(trial: Trial) -> dict[str, Any]:
     """What the search chose for the trial, with the values that it has now: PBT changes them."""
-    found: dict[str, Any] = {}
+    found, values = {}, dict(flat(trial.config))
     for name, chosen in (trial.evaluated_params or {}).items():
-        now: Any = trial.config
-        for part in str(name).split("/"):  # as Tune names a parameter within a parameter
-            now = now.get(part, chosen) if isinstance(now, Mapping) else chosen
+        now = values.get(str(name), chosen)
         plain = now is None or isinstance(now, Real)
         found[str(name)] = now if plain else str(now)[:VALUE_LENGTH]
     return found
 
 
 class TrialRegistry:
-    """The trials of one job. ``request``: what the run's first trial asks for, as in `ray_compat.request_of_run`.
+    """The trials of one job. ``request``: what the run's first trial has asked for, in a restored run as well.
 
     One thing: what one trial shows, its kind or its gang, holds for the others of its trainable.
 
@@ -70,7 +68,7 @@ class TrialRegistry:
         #: Every trial that Tune has made, by its id.
         self.known: dict[str, Trial] = {}
         #: Groups that the engine knows -> the rungs that follow each; see `fluidtune.tune.groups.Membership`.
-        self._rungs: dict[str, tuple[tuple[int, float], ...]] = {}
+        self.rungs: dict[str, tuple[tuple[int, float], ...]] = {}
         #: Trainable class -> its reference in Ray's object store.
         self._references: dict[Any, Any] = {}
         #: Name of a trainable -> what its trials have shown.
@@ -144,10 +142,10 @@ class TrialRegistry:
         trial = run.trial
         member = self._scheduler.membership(trial)
         events: list[m.Event] = []
-        if member.group not in self._rungs:
+        if member.group not in self.rungs:
             concurrency = None if member.synchronous else self._concurrency
             events.append(m.GroupAnnounced(member.group, member.synchronous, concurrency, member.tail))
-        self._rungs[member.group] = member.rungs
+        self.rungs[member.group] = member.rungs
         left, share, shown = run.life.iterations_to(member.target), self.share_of(trial), self.shown_by(trial)
         kind, growable = shown.kind or "plain", shown.growable
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
@@ -161,11 +159,7 @@ class TrialRegistry:
         alone.
         """
         if known != group:
-            self._rungs[known] = ()
-
-    def rungs_after(self, group: str) -> Iterable[tuple[int, float]]:
-        """The rungs that follow a group that the engine knows: how many trials each has, for how many iterations."""
-        return self._rungs[group]
+            self.rungs[known] = ()
 
     # --- kinds and trainables
 

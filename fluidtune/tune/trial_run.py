@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,7 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         can_save=trials.can_save(trial),
         commits=job.setup.emulation is None,
         shares_gpus_by_count=job.setup.shares_gpus_by_count,
-        waits_for_checkpoints=job.waits_for_checkpoints,
+        waits_for_checkpoints=job.scheduler.adapter.waits_for_checkpoints,
         newest_checkpoint=partial(newest_checkpoint, trial),
         on_several_nodes=job.on_several_nodes,
         needs_several=lambda: trials.share_of(trial) > 1,
@@ -119,31 +119,21 @@ def keep_number(trial: Trial, saved: Any) -> None:
     count_checkpoint(trial.storage, saved, counted=False)
 
 
-class RunTable:
+class RunTable(dict[TrackedActor, TrialRun]):
     """Every `TrialRun` from the moment Tune asks for its actor until Tune lets go of it, or it fails."""
 
     def __init__(self) -> None:
-        self._by_tracked: dict[TrackedActor, TrialRun] = {}
+        super().__init__()
         #: Trial id -> its newest run.
-        self._by_trial: dict[str, TrialRun] = {}
+        self.by_trial: dict[str, TrialRun] = {}
         #: Runs that have had a place at least once: not many more than there are devices.
         self._begun: dict[TrackedActor, TrialRun] = {}
         #: Number of the other runs of which Tune has seen no iteration.
         self._untried = 0
 
-    def __len__(self) -> int:
-        return len(self._by_tracked)
-
-    def __iter__(self) -> Iterator[TrialRun]:
-        return iter(self._by_tracked.values())
-
-    def __contains__(self, run: TrialRun) -> bool:
-        return run.tracked in self._by_tracked
-
     def add_run(self, run: TrialRun) -> None:
         """Tune asks for the trial's actor."""
-        self._by_tracked[run.tracked] = run
-        self._by_trial[run.id] = run
+        self[run.tracked] = self.by_trial[run.id] = run
         self._untried += not run.life.seen.delivered
 
     def begin_run(self, run: TrialRun) -> None:
@@ -154,31 +144,11 @@ class RunTable:
 
     def drop_run(self, run: TrialRun) -> None:
         """Tune let go of the trial, or it failed."""
-        dropped = self._by_tracked.pop(run.tracked, None)
+        dropped = self.pop(run.tracked, None)
         if self._begun.pop(run.tracked, None) is None and dropped is not None:
             self._untried -= not run.life.seen.delivered
-        if self._by_trial.get(run.id) is run:
-            del self._by_trial[run.id]
-
-    def __getitem__(self, tracked: TrackedActor) -> TrialRun:
-        """Raises KeyError when Tune has let go of the actor."""
-        return self._by_tracked[tracked]
-
-    def get(self, tracked: TrackedActor) -> TrialRun | None:
-        """None when Tune has let go of the actor."""
-        return self._by_tracked.get(tracked)
-
-    def find_trial(self, trial: str) -> TrialRun | None:
-        """The newest run of a trial; None when there is none."""
-        return self._by_trial.get(trial)
-
-    def of_trial(self, trial: str) -> TrialRun:
-        """The newest run of a trial. Raises KeyError when there is none."""
-        return self._by_trial[trial]
-
-    def trials(self) -> Collection[str]:
-        """The ids of all trials that Tune wants to run."""
-        return self._by_trial.keys()
+        if self.by_trial.get(run.id) is run:
+            del self.by_trial[run.id]
 
     def begun(self) -> Collection[TrialRun]:
         """Runs that have had a place at least once, in that order. Only these may be asked for anything."""
@@ -192,4 +162,4 @@ class RunTable:
     def waiting_alike(self, run: TrialRun) -> list[TrialRun]:
         """Runs of the same trainable that wait for devices."""
         name = run.trial.trainable_name
-        return [other for other in self if not other.life.has_place and other.trial.trainable_name == name]
+        return [other for other in self.values() if not other.life.has_place and other.trial.trainable_name == name]

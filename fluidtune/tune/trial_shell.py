@@ -15,14 +15,13 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from fluidtune.cluster import process_stack
-from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
 from fluidtune.errors import FluidTuneError, TrialTimeoutError
-from fluidtune.ray_compat.controller import ActorManager, let_go
+from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.report.metric_values import value_of
 from fluidtune.trials import handle
@@ -82,19 +81,19 @@ class TrialShell:
 
     def end_overdue(self, now: float) -> None:
         """End the trials that have passed a limit of the user's. ``now``: monotonic clock."""
-        limits = self._job.limits
-        if not limits.set:
+        times = self._job.stall_detector
+        if not times.has_limits:
             return
         leaders = {run.id: run.life.crew.leader for run in self._runs.begun() if run.life.has_place}
         placed = [trial for trial, leader in leaders.items() if leader is not None and _pooled(leader).pid is not None]
-        for trial, why in limits.passed(now, placed, self._job.stall_detector.asked).items():
-            life = self._runs.of_trial(trial).life
+        for trial, why in times.passed(now, placed).items():
+            life = self._runs.by_trial[trial].life
             waits_for = life.calls[0] if life.place == "live" and life.calls and life.calls[0].issued else None
             by = life.crew.leader if life.place == "loading" else waits_for
             if trial in self._passed or by is None:
                 continue
             self._passed.add(trial)
-            self._ask_where(self._runs.of_trial(trial), by, why)
+            self._ask_where(self._runs.by_trial[trial], by, why)
 
     def _ask_where(self, run: TrialRun, by: m.Call | m.Worker, why: str) -> None:
         assert run.life.crew.leader is not None
@@ -104,7 +103,7 @@ class TrialShell:
         def ended(stack: Any) -> None:
             self._passed.discard(run.id)
             if run.life.expects(by):
-                self._job.limits.forget(run.id)
+                self._job.stall_detector.forget(run.id)
                 self._dispatch.kill_worker(worker, why)
                 stood = f"; it stood here:\n{stack}" if isinstance(stack, str) and stack else ""
                 self.tell(run, m.Raised(by, TrialTimeoutError(f"trial {run.id}: {why}{stood}")))
@@ -115,6 +114,11 @@ class TrialShell:
             self._calls.track_call(process_stack.asked_on(node, worker.pid), ended)
 
     # --- to the engine
+
+    def _tell_engine(self, run: TrialRun, told: m.Tell) -> None:
+        if told.why:
+            self._job.log.leaves(run.id, told.why)
+        self._emit(told.event)
 
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
         for event in self._job.trials.arrival_events(run):
@@ -196,11 +200,9 @@ class TrialShell:
         if self._heed_death(worker, error):
             there = worker.device in self._job.devices.nodes
             return m.LeaderDied(by, error, first_line(error), worker.pid is not None, there)
-        plain_process = NeedsPlainProcess.said_by(error)
-        if plain_process is not None:
-            self._job.pool.stop_forking(plain_process)
-            if worker.info is not None and worker.info.forked:  # else it has only words like those of a fork
-                return m.MustReschedule(by, plain_process)
+        plain_process = self._dispatch.stop_forking_if_asked(error)
+        if plain_process is not None and worker.info is not None and worker.info.forked:  # else it only has its words
+            return m.MustReschedule(by, plain_process)
         return m.Raised(by, error)
 
     def _heed_death(self, worker: PooledWorker, value: Any) -> bool:
@@ -268,24 +270,24 @@ class TrialShell:
     def _unload(self, run: TrialRun, unload: m.Unload) -> None:
         self._drop_follower(_pooled(unload.worker))
         then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
-        self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep)
+        within = cleanup_patience() if unload.patience == "long" else UNLOAD_BROKEN_S
+        self._dispatch.unload_trial(_pooled(unload.worker), within, then, unload.keep)
 
     # --- to Tune
 
-    def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
+    def _tell_running(self, run: TrialRun, told: m.TellRunning) -> None:
+        actor = _pooled(told.worker).actor
+        self._actors.set_live(run.tracked, actor)
+        if told.again is not None:
+            run.trial.set_ray_actor(actor)
+            self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=told.again)
+            return
         if run.id not in self._job.started:
             self._job.started.add(run.id)
             result_logs.take_over(run.trial, run.life.seen.results)
         elif run.trial.checkpoint:
             result_logs.upload(run.trial)
-        self._actors.set_live(run.tracked, _pooled(started.worker).actor)
-        self._callbacks.tell_started(run.tracked)
-
-    def _tell_recovered(self, run: TrialRun, recovered: m.TellRecovered) -> None:
-        actor = _pooled(recovered.worker).actor
-        self._actors.set_live(run.tracked, actor)
-        run.trial.set_ray_actor(actor)
-        self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=recovered.why)
+        self._callbacks.tell(run.tracked, "started")
 
     def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
         keep = None if told.progress is None else partial(keep_progress, run.trial, told.progress)
@@ -307,11 +309,6 @@ class TrialShell:
         keep_number(run.trial, kept.value)
         self._job.keep_checkpoint(run.trial, kept.value)
         self.tell(run, m.CheckpointKept())
-
-    def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:
-        let_go(run.trial)
-        self._job.departing += over.had_place
-        self._job.trial_ended(run.trial, over.ending)
 
     # --- to the log
 
@@ -349,12 +346,8 @@ def _pooled(worker: m.Worker) -> PooledWorker:
     return worker
 
 
-def _seconds(patience: m.Patience) -> float:
-    return cleanup_patience() if patience == "long" else UNLOAD_BROKEN_S
-
-
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
-    m.Tell: lambda shell, run, told: shell._emit(told.event),
+    m.Tell: TrialShell._tell_engine,
     m.Announce: TrialShell._announce,
     m.ShareCapabilities: TrialShell._share_capabilities,
     m.RequestLeader: TrialShell._request_leader,
@@ -368,16 +361,12 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
     m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
-    m.TellStarted: TrialShell._tell_started,
-    m.TellRecovered: TrialShell._tell_recovered,
+    m.TellRunning: TrialShell._tell_running,
     m.TellTune: TrialShell._tell_tune,
     m.TellError: TrialShell._tell_error,
     m.Fail: TrialShell._fail,
-    m.Forget: lambda shell, run, forget: shell._runs.drop_run(run),
     m.KeepCheckpoint: TrialShell._keep_checkpoint,
-    m.TrialOver: TrialShell._trial_over,
     m.Write: TrialShell._write,
-    m.NoteDeparture: lambda shell, run, departure: shell._job.log.leaves(run.id, departure.reason),
     m.WriteIteration: TrialShell._write_iteration,
     m.Warn: lambda shell, run, warning: log.warning("%s", warning.text),
 }

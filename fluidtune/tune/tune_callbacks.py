@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
@@ -57,13 +57,9 @@ class TuneCallbacks:
         """Tune has let go of the actor, and knows no trial of it any more."""
         self._due = deque(due for due in self._due if due.fails is not tracked)
 
-    def tell_started(self, tracked: TrackedActor) -> None:
-        """The trial's actor runs."""
-        self._due.append(_Due(lambda: controller.tell_started(tracked)))
-
-    def tell_stopped(self, tracked: TrackedActor) -> None:
-        """The trial's actor is gone, as Tune asked for."""
-        self._due.append(_Due(lambda: controller.tell_stopped(tracked)))
+    def tell(self, tracked: TrackedActor, what: Literal["started", "stopped"]) -> None:
+        """The trial's actor runs, or is gone, as Tune asked for."""
+        self._due.append(_Due(lambda: controller.tell(tracked, what)))
 
     def tell_result(
         self, tracked: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
@@ -90,7 +86,7 @@ class TuneCallbacks:
                 # The trial's own error: Tune ends or requeues the trial for the task, and then knows the actor no more.
                 _call(first.on_error, tracked, error)
                 return
-            controller.tell_failed(tracked, error)
+            controller.tell(tracked, "failed", error)
             for task in tasks:
                 _call(task.on_error, tracked, error)
 
@@ -102,7 +98,7 @@ class TuneCallbacks:
         def tell() -> None:
             attempts, trial.max_failures = trial.max_failures, 0
             try:
-                controller.tell_failed(tracked, error)
+                controller.tell(tracked, "failed", error)
             finally:
                 trial.max_failures = attempts  # Tune saves it
 

@@ -27,12 +27,14 @@ from fluidtune.engine import messages as m
 from fluidtune.memory_trim import MemoryTrim
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
+    HASH_SEED,
+    REQUEST,
     asked_reuse,
     keep_checkpoint,
     max_pending_trials,
     pending_again,
     pending_trials_said,
-    request_of_run,
+    saved_with_run,
     storage,
     was_restored,
 )
@@ -43,7 +45,6 @@ from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.snapshots import Snapshots
 from fluidtune.tune.stall_detector import StallDetector
-from fluidtune.tune.trial_limits import TrialLimits
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ class TuningJob:
                 arbiter refuses the job.
         """
         asked = trial.placement_group_factory
-        request = request_of_run(controller, dict(asked.bundles[0]) if is_one_bundle(asked) else None)
+        first = dict(asked.bundles[0]) if is_one_bundle(asked) else None
+        # Tune adds the trials of a restored run in another order, and without those that have ended.
+        request = saved_with_run(controller).setdefault(REQUEST, first)
         if in_local_mode():
             # A worker would take the script's own process for one that it may end.
             logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
@@ -82,7 +85,7 @@ class TuningJob:
         return cls(controller, scheduler, request, folder)
 
     def __init__(self, controller: Any, scheduler: Any, request: dict[str, float], folder: ExperimentFolder):
-        settings = scheduler.executor
+        self.settings = settings = scheduler.executor
         self._controller = controller
         self.scheduler = scheduler
         self.name = uuid.uuid4().hex[:8]
@@ -91,7 +94,7 @@ class TuningJob:
         #: Where the job's event log is.
         self.folder = folder
         concurrency = _asked_concurrency(controller.search_alg)
-        self.setup = set_up_devices(self.name, settings, request, concurrency, scheduler.synchronous)
+        self.setup = set_up_devices(self.name, settings, request, concurrency, scheduler.adapter.synchronous)
         self.engine = Engine(
             lanes=self.setup.lanes,
             max_packing=self.setup.max_packing,
@@ -101,10 +104,6 @@ class TuningJob:
         )
         #: The job has had devices on several nodes at a time.
         self._several_nodes = False
-        #: Of a node's memory, what processes of paused trials may have together.
-        self.parked_memory = settings.parked_memory
-        #: Seconds from SIGTERM to the driver's end.
-        self.notice_s = settings.notice_s
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         #: The experiment's name.
         self.experiment = storage(controller).experiment_dir_name
@@ -118,10 +117,8 @@ class TuningJob:
         folder.begin()
         #: The script says ``reuse_actors=True``: a process serves one trial after another.
         self.reuses = asked_reuse(controller)
-        #: The algorithm may wait for the future of a trial's checkpoint.
-        self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         self.snapshots = Snapshots(controller, self._delete_commits)
-        if (seed := self.folder.hash_seed()) is not None:
+        if (seed := saved_with_run(controller).get(HASH_SEED)) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
             self.setup.layout,
@@ -132,8 +129,7 @@ class TuningJob:
         )
         self.log = JobLog(self.experiment, self.folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.experiment, self.log)
-        self.stall_detector = StallDetector()
-        self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
+        self.stall_detector = StallDetector(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
@@ -148,7 +144,7 @@ class TuningJob:
         """Wait up to ``wait_s`` seconds for a first device, begin the event log, and return the devices that came."""
         came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
         seed = hash_seed.of_workers(dict(ray.get_runtime_context().runtime_env))
-        self.folder.keep_hash_seed(seed)
+        saved_with_run(self._controller)[HASH_SEED] = seed
         self.log.run_started(self.experiment, self.scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
@@ -226,7 +222,6 @@ class TuningJob:
         """
         if ending != "paused":
             self.stall_detector.forget(trial.trial_id)
-            self.limits.forget(trial.trial_id)
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
             self.snapshots.trial_ended(trial)

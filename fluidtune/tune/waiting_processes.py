@@ -16,7 +16,6 @@ from ray import cloudpickle
 
 from fluidtune.cluster.hosting.messages import Standing
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
-from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.trials import messages as m
 from fluidtune.tune.ray_calls import RayCalls
@@ -32,13 +31,10 @@ class _Waiting:
     """``config``: what the process was started with. ``checkpoint``: the trial's newest one when it was paused."""
 
     worker: PooledWorker
+    park: m.Park
     config: bytes
     checkpoint: str | None
     secret: bytes
-    facts: GroupFacts
-    done_here: int
-    #: It can be restored where it stands from a commit or a checkpoint.
-    saved: bool
     #: The process and its memory, bytes; None: it has not said so.
     standing: Standing | None = None
 
@@ -62,17 +58,15 @@ class WaitingProcesses:
         free = isinstance(leader, PooledWorker) and not leader.holds
         place = place_of(run.trial.latest_checkpoint_result)
         own = place is None or place.startswith(f"{run.trial.storage.trial_fs_path}/")
-        return alone and free and own and self._job.parked_memory > 0 and not self._job.reuses
+        return alone and free and own and self._job.settings.parked_memory > 0 and not self._job.reuses
 
     def wait(self, run: TrialRun, park: m.Park) -> None:
         """The trial is paused, and its leader waits."""
         worker = park.worker
         assert isinstance(worker, PooledWorker)
         worker.wait()
-        checkpoint = run.trial.latest_checkpoint_result
-        config, saved = _config_of(run), park.commits or checkpoint is not None
-        kept = run.secret, park.facts, park.done_here, saved
-        waiting = self._waiting[run.id] = _Waiting(worker, config, place_of(checkpoint), *kept)
+        checkpoint = place_of(run.trial.latest_checkpoint_result)
+        waiting = self._waiting[run.id] = _Waiting(worker, park, _config_of(run), checkpoint, run.secret)
         self._calls.track_call(worker.actor.standing.remote(), partial(self._said, run.id, waiting))
 
     def _said(self, trial: str, waiting: _Waiting, value: Any) -> None:
@@ -89,15 +83,15 @@ class WaitingProcesses:
         """End those that wait longest where they have too much memory: first those that can be restored."""
         for node in {self._node(each) for each in self._waiting.values()}:
             here = {trial: each for trial, each in self._waiting.items() if self._node(each) == node and each.standing}
-            order = sorted(here, key=lambda trial: not here[trial].saved)
+            order = sorted(here, key=lambda trial: not (here[trial].park.commits or here[trial].checkpoint))
             held = sum(each.standing.held for each in here.values() if each.standing)
             for trial in order:
                 standing = here[trial].standing
                 assert standing is not None
-                if held <= self._job.parked_memory * standing.of_node:
+                if held <= self._job.settings.parked_memory * standing.of_node:
                     break
                 held -= standing.held
-                self._end(trial)
+                self.end(trial)
 
     def _node(self, waiting: _Waiting) -> str | None:
         return self._job.devices.nodes.get(waiting.worker.device)
@@ -116,28 +110,25 @@ class WaitingProcesses:
         if same and alive and self._job.pool.go_on(waiting.worker, device, may_move=not self._job.setup.leased):
             del self._waiting[run.id]
             run.secret = waiting.secret
-            return m.Resumed(waiting.worker, waiting.facts, waiting.done_here)
-        self._end(run.id, otherwise)
+            return m.Resumed(waiting.worker, waiting.park.facts, waiting.park.done_here)
+        self.end(run.id, otherwise)
         return None
 
-    def stop(self, trial: str) -> None:
-        """The trial is over, or is to go on elsewhere."""
-        if trial in self._waiting:
-            self._end(trial)
+    def end(self, trial: str, then: Callable[[], None] | None = None) -> None:
+        """The trial is over, or is to go on elsewhere. ``then`` is called when its process, if one waits, has ended."""
+        if (waiting := self._waiting.pop(trial, None)) is not None:
+            self._dispatch.unload_trial(waiting.worker, cleanup_patience(), then)
 
     def leave(self, device: int) -> None:
         """The device is gone or is given back: what waits in its group ends in order."""
         for trial, waiting in list(self._waiting.items()):
             if device in (waiting.worker.device, waiting.worker.home):
-                self._end(trial)
+                self.end(trial)
 
     def end_all(self) -> None:
         """The run is over: trials that commit do so, for a run that is restored."""
         for trial in list(self._waiting):
-            self._end(trial)
-
-    def _end(self, trial: str, then: Callable[[], None] | None = None) -> None:
-        self._dispatch.unload_trial(self._waiting.pop(trial).worker, cleanup_patience(), then)
+            self.end(trial)
 
 
 def _config_of(run: TrialRun) -> bytes:

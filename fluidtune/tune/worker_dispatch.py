@@ -201,13 +201,15 @@ class WorkerDispatch:
             self.worker_died(worker, value)
         else:
             if isinstance(value, Exception):
-                self._stop_forking_if_asked(value)
+                self.stop_forking_if_asked(value)
             self._job.pool.discard_worker(worker)
 
-    def _stop_forking_if_asked(self, error: Exception) -> None:
+    def stop_forking_if_asked(self, error: Exception) -> str | None:
+        """Why no more processes are forked, if this error says so; None: it does not."""
         needs_plain = NeedsPlainProcess.said_by(error)
         if needs_plain is not None:
             self._job.pool.stop_forking(needs_plain)
+        return needs_plain
 
     # --- losses
 
@@ -221,7 +223,7 @@ class WorkerDispatch:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
         # It may have been raised while Ray read what the process was to do, where no error can be returned.
-        self._stop_forking_if_asked(error)
+        self.stop_forking_if_asked(error)
         if isinstance(error, DeviceRevoked):
             self._job.devices.revoked(worker.device, worker.group)
         self.poll_devices(force=True)
@@ -288,7 +290,3 @@ class WorkerDispatch:
         if device not in self._leaving:
             self._leaving.add(device)
             self._emit(m.DeviceLeaving(device))
-
-    def close(self) -> None:
-        """Drop all requests."""
-        self._requests.clear()

@@ -13,7 +13,7 @@ from fluidtune.tune.tuning_job import TuningJob
 
 def load_spec(job: TuningJob, run: TrialRun) -> LoadSpec:
     """What a worker needs to host the trial."""
-    life, setup, settings = run.life, job.setup, job.scheduler.executor
+    life, setup = run.life, job.setup
     kwargs = dict(run.kwargs, storage=run.trial.storage) if "storage" in run.kwargs else run.kwargs
     return LoadSpec(
         trial=run.id,
@@ -29,9 +29,9 @@ def load_spec(job: TuningJob, run: TrialRun) -> LoadSpec:
         ticket=lane_ticket(job, run),
         secret=run.secret,
         one_node=job.on_one_node(),
-        may_grow=not life.gang and settings.max_workers != 1,
+        may_grow=not life.gang and job.settings.max_workers != 1,
         may_be_squeezed=setup.shares_gpus_by_count and not life.squeezed,
-        beside=settings.beside,
+        beside=job.settings.beside,
         asked={name: float(amount) for name, amount in run.trial.placement_group_factory.bundles[0].items()},
         threads_of_device=setup.layout.process_threads if job.trials.is_over_cores(run.trial) else None,
         train=_train_room(job, life.crew.devices),

@@ -30,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.json_text import plain_json
 from fluidtune.steering.json_values import LONGEST, read_json
-from fluidtune.steering.steering_files import act_from, ask_driver, own_name, parameters_from
+from fluidtune.steering.steering_files import act_from, ask_driver, parameters_from
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.page_file import STATIC, page_text
 from fluidtune.view.run_list import RunList
@@ -112,7 +112,7 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
             # The page still shows a run that was deleted.
             if run is None or not await run_in_threadpool(run.log.is_file):
                 return _json({"trouble": "there is no such run here any more"}, 404)
-            act = act_from({**said, "via": "page", "parameters": {}}, own_name())
+            act = act_from({**said, "via": "page", "parameters": {}})
         except ValueError as error:
             return _json({"trouble": str(error)}, 400)
         try:

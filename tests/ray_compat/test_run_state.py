@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
 import pytest
 from ray import tune
-from ray.tune import Checkpoint, ExperimentAnalysis, RunConfig, TuneConfig, Tuner
+from ray.tune import ExperimentAnalysis, RunConfig, TuneConfig, Tuner
 
 from fluidtune.ray_compat.run_state import trials_of
 from fluidtune.serving.winners import winners
+from tests.tune.trainables import report_saved
 
 pytestmark = pytest.mark.ray
 
 
 def train(config: dict[str, Any]) -> None:
     for step in range(3):
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, "weights").write_text(str(step))
-            checkpoint = Checkpoint.from_directory(directory)
-            tune.report({"score": step * config["factor"]}, checkpoint=checkpoint)
+        report_saved(step, {"score": step * config["factor"]})
 
 
 def test_no_result_file_is_opened_and_nothing_else_is_missing(one_ray: Any, tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from ray.train._internal.session import _FutureTrainingResult
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
     AsyncHyperBandScheduler,
@@ -13,9 +17,12 @@ from ray.tune.schedulers import (
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
 )
 
 from fluidtune.ray_compat import schedulers
+from fluidtune.ray_compat.scheduler_pickle import pickled, unpickled
+from fluidtune.tune.groups import adapter_for
 
 
 def pbt(synch: bool = False) -> PopulationBasedTraining:
@@ -37,10 +44,22 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
     asking = {file.name for file in folder.glob("*.py") if "_schedule_trial_save" in file.read_text()}
     assert asking == {"pbt.py"}
     for make in (ASHAScheduler, FIFOScheduler, HyperBandScheduler, HyperBandForBOHB, MedianStoppingRule):
-        assert not schedulers.waits_for_checkpoints(make())
-    assert schedulers.waits_for_checkpoints(pbt())
+        assert not adapter_for(make()).waits_for_checkpoints
 
     class Own(FIFOScheduler):
-        pass
+        """Nobody knows what it does."""
 
-    assert schedulers.waits_for_checkpoints(Own()), "nobody knows what it does"
+    for base in (pbt(), Own(), PopulationBasedTrainingReplay.__new__(PopulationBasedTrainingReplay)):
+        assert adapter_for(base).waits_for_checkpoints
+
+
+def test_a_checkpoint_that_was_being_saved_is_its_trials_newest_one_after_a_restore() -> None:
+    class Later:
+        checkpoint = "the newest"
+
+    base, trial, later = pbt(), Trial("stub", stub=True, trial_id="t"), Later()
+    future: Any = None
+    base._trial_state = {trial: SimpleNamespace(last_checkpoint=_FutureTrainingResult(future))}
+    attributes, more = unpickled(pickled(base, [trial, base]), base, {"t": later}.__getitem__)
+    assert more == [later, base]
+    assert attributes["_trial_state"][later].last_checkpoint == "the newest"

@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
-from ray.train._internal.storage import _FilesystemSyncer
+from ray.train._internal.storage import StorageContext, _FilesystemSyncer
 
+from fluidtune import FluidScheduler
 from fluidtune.ray_compat import whole_files
 from tests.ray_compat.storage import TrialStorage
 from tests.salus.processes import at_most
@@ -168,3 +169,15 @@ def test_other_file_systems_get_the_same_files(kind: str, tmp_path: Path) -> Non
     found = files.get_file_info(pyarrow.fs.FileSelector("run", recursive=True))
     names = {os.path.relpath(each.path, "run"): each.size for each in found if each.is_file}
     assert names == {"trial_0/result.json": 1, "trial_1/result.json": 1, "experiment_state-1.json": 1}
+
+
+def test_two_experiments_of_one_name_that_begin_in_one_second_share_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: two drivers of one cluster had each other's trials in their storages."""
+    monkeypatch.setattr("ray.tune.utils.date_str", lambda: "2026-11-29_10-00-00")
+    monkeypatch.setattr("ray.train._internal.storage._get_ray_train_session_dir", lambda: str(tmp_path))
+    FluidScheduler()
+    runs = [StorageContext(str(tmp_path / name), "fluid") for name in "ab"]
+    folders = {run.experiment_driver_staging_path for run in runs}
+    assert len(folders) == 2 and all("/2026-11-29_10-00-00_" in folder for folder in folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import this_machine
 from fluidtune.steering.acts import Act
 from fluidtune.steering.json_values import LONGEST
-from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask, ask_driver, own_name, parameters_from
+from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask, ask_driver, parameters_from
 from tests.contracts.processes import until
 from tests.report.makers import added, begin, over, written
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 @contextmanager
@@ -71,9 +74,9 @@ def test_an_act_comes_to_the_driver_with_its_users_name(tmp_path: Path) -> None:
         assert (run / "steer").stat().st_mode & 0o777 == 0o700
     assert not (run / "steer").exists()
     clone, stop = heard
-    assert (clone.kind, clone.trial, clone.by, clone.via) == ("clone", "fresh", own_name(), "command line")
+    assert (clone.kind, clone.trial, clone.by, clone.via) == ("clone", "fresh", ME, "command line")
     assert clone.parameters == {"lr": 0.5, "act": "relu", "net/sizes": [1, 2]} and clone.from_checkpoint
-    assert (stop.by, stop.via) == (own_name(), "page")
+    assert (stop.by, stop.via) == (ME, "page")
 
 
 def test_what_nobody_has_answered_when_the_run_ends_or_goes_on_is_refused(tmp_path: Path) -> None:

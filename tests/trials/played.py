@@ -302,8 +302,8 @@ class Play:
             yield
 
     def _listen(self) -> None:
-        job = self.manager._job
-        job.waits_for_checkpoints = self.waits_for_checkpoints
+        job = self.manager.job
+        job.scheduler.adapter.waits_for_checkpoints = self.waits_for_checkpoints
         job.log._clock = lambda: self.now
         job.log._report = SimpleNamespace(prepare=lambda: None, begin=lambda: None, wait=lambda: None)
         job.snapshots.trial_ended = lambda trial: None
@@ -659,8 +659,8 @@ class Play:
         """The manager does a step. ``answers``: one worker answers if the manager waits."""
         self.answers = answers
         self.manager.step(0.0)
-        held = self.manager._job.engine.held_devices()
-        for run in self.manager._runs:
+        held = self.manager.job.engine.held_devices()
+        for run in self.manager._runs.values():
             check_life(run.life)
             if run.life.place == "live" and run.id in held and not self.manager._events:
                 known = set(run.life.crew.devices) <= set(held[run.id])
@@ -688,7 +688,7 @@ class Play:
                     self.kill(worker)
         elif what == "leave" and self.devices.nodes:
             device = self.rng.choice(list(self.devices.nodes))
-            if self.manager._job.engine.has_device(device) and device not in self.told_to_leave:
+            if self.manager.job.engine.has_device(device) and device not in self.told_to_leave:
                 self.note("device leaves", device)
                 self.devices.leave.append(device)
                 self.told_to_leave.append(device)
@@ -743,7 +743,7 @@ class Play:
             self.check(False, "it never ends")
         for _ in range(5):
             self.step(answers=False)
-        engine = self.manager._job.engine
+        engine = self.manager.job.engine
         self.check(engine.held_devices() == {}, f"devices are held at the end: {engine.held_devices()}")
         busy = [name for name, worker in self.pool.workers.items() if worker.busy]
         self.check(not busy, f"workers are busy at the end: {busy}")

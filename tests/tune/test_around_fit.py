@@ -52,7 +52,7 @@ def test_an_algorithm_that_is_no_object_of_the_script_is_new_in_each_run(given: 
     first, second = [(scheduler.set_search_properties("score", "max"), scheduler.base_scheduler) for _ in range(2)]
     assert first[0] and second[0] and first[1] is not second[1]
     assert type(first[1]).__name__ == type(second[1]).__name__ == kind
-    assert scheduler._adapter._base is second[1]
+    assert scheduler.adapter._base is second[1]
 
 
 def test_an_algorithm_of_the_script_is_the_same_in_each_run() -> None:

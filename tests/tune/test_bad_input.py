@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"arbiter": "other"}, ("arbiter='other'", "auto")),
     ({"reserve": "no"}, ("reserve='no'", "True or False")),
     ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),
-    ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave one")),
+    ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave beside")),
     ({"user": "anna"}, ("user='anna'", "arbiter")),
     ({"user": 7, "arbiter": "auto"}, ("user=7", "int", "text")),
     ({"lanes": True}, ("lanes=True", "bool", "text")),

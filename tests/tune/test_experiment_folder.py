@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from ray import tune
 
 from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.tune.experiment_folder import STATE_NAME, ExperimentFolder
+from fluidtune.tune.experiment_folder import ExperimentFolder
 from tests.tune.running import fit
 from tests.tune.test_result_logs import Away
 from tests.tune.trainables import score, without_checkpoints
@@ -109,27 +108,3 @@ def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest
     assert [one.metrics["score"] for one in results] == [score(x, 1) for x in (1, 2, 3)]
     said = [each.getMessage() for each in caplog.records if "event log lacks events" in each.getMessage()]
     assert len(said) == 1 and "No space left" in said[0]
-
-
-@pytest.mark.parametrize("state", ['{"hash_seed": "7"}', '{"hash_s', "[7]"])
-def test_a_run_goes_on_with_the_hash_seed_of_its_last_driver(state: str, storage: Any, tmp_path: Path) -> None:
-    """Seen: a run that was restored twice hashed strings in another way than its commits."""
-    folder = begun(storage, restored=False)
-    for seed in ("6", "7"):
-        folder.keep_hash_seed(seed)
-    assert (folder.path / STATE_NAME).read_text() == '{"hash_seed": "7"}'
-    (folder.path / STATE_NAME).write_text(state)
-    assert begun(storage, restored=True).hash_seed() == ("7" if state.endswith('"7"}') else None)
-
-
-@pytest.mark.timeout(20)
-def test_no_hash_seed_is_read_of_what_is_no_file_or_of_another_runs_log(storage: Any, tmp_path: Path) -> None:
-    """A pipe stands for /dev/full, which has no end. Seen: a job that read it took all memory and was killed."""
-    (tmp_path / "staging").mkdir()
-    state = tmp_path / "staging" / STATE_NAME
-    os.mkfifo(state)
-    assert begun(storage, restored=True).hash_seed() is None
-    state.unlink()
-    state.write_text('{"hash_seed": "7"}')
-    assert begun(storage, restored=True).hash_seed() == "7"
-    assert begun(storage, restored=False).hash_seed() is None

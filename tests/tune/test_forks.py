@@ -17,31 +17,17 @@ from tests.contracts.processes import python
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
-#: A library with a singleton, a registry, loggers that another module of it makes, an exit handler, a thread, a patch.
-LIBRARY = '''
-import atexit, logging, os, threading
+#: A library that can be set once a process, as Accelerate's state can, and counts who has done so.
+LIBRARY = """
 STATE, REGISTRY = {}, []
-BACKEND = os.environ.get("LIBRARY_BACKEND", "default")
-def configure(**settings):
-    """Once a process, as Accelerate's state is."""
-    if STATE and settings and STATE != settings:
+def configure(index, precision):
+    if STATE and STATE["precision"] != precision:
         raise ValueError("has already been initialized")
-    if settings:
-        STATE.update(settings)
-    return dict(STATE)
-def keep():
-    atexit.register(print, "the end")
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-from its_library import loggers
-'''
-LOGGERS = """
-import logging
-logger = logging.getLogger("its_library.loggers")
-logger.addHandler(logging.StreamHandler())
-logger.setLevel(logging.INFO)
+    STATE["precision"] = precision
+    REGISTRY.append(index)
 """
 SCRIPT = """
-import json, logging, os, sys
+import json, os, sys
 import ray
 from ray import tune
 import its_library
@@ -49,52 +35,30 @@ from fluidtune.cluster.forks.child import is_forked
 
 def train(config):
     import its_library
-    found = {"pid": os.getpid(), "forked": is_forked()}
-    found["logs"] = (len(logging.getLogger("its_library.loggers").handlers), its_library.loggers.logger.level)
-    found["registered"] = len(its_library.REGISTRY)
-    its_library.REGISTRY.append(config["index"])
-    found["state"] = its_library.configure(**({"precision": config["precision"]} if config["precision"] else {}))
-    if config["index"] % 2:
-        its_library.keep()
-    tune.report(found)
+    its_library.configure(config["index"], config["index"] % 3)
+    tune.report({"pid": os.getpid(), "forked": is_forked(), "registered": its_library.REGISTRY})
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-space = {
-    "index": tune.grid_search(list(range(6))),
-    "precision": tune.sample_from(lambda spec: [None, "bf16", "no"][spec.config.index % 3]),
-}
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
 trainable = tune.with_resources(train, {"cpu": 2})
+space = {"index": tune.grid_search(list(range(6)))}
 results = tune.Tuner(trainable, param_space=space, run_config=run_config).fit()
-rows = sorted((each.config["index"], each.metrics) for each in results)
-print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
+print(json.dumps([[str(each.error) for each in results if each.error], [each.metrics for each in results]]))
 """
-
-
-def fit(tmp_path: Path) -> tuple[list[str], list[dict[str, object]]]:
-    """The errors of the script's trials, and what they have reported."""
-    site = tmp_path / "site-packages"
-    (site / "its_library").mkdir(parents=True)
-    (site / "its_library" / "__init__.py").write_text(LIBRARY)
-    (site / "its_library" / "loggers.py").write_text(LOGGERS)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    words = ["-m", "fluidtune", "run", str(script), str(tmp_path)]
-    said = python(*words, cwd=tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}")
-    errors, rows = json.loads(said.splitlines()[-1])
-    return errors, rows
 
 
 @pytest.mark.core
 def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
     """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
-    errors, rows = fit(tmp_path)
+    (tmp_path / "its_library.py").write_text(LIBRARY)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = ["-m", "fluidtune", "run", str(script), str(tmp_path)]
+    said = python(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
+    errors, rows = json.loads(said.splitlines()[-1])
     assert errors == []
     assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
-    assert [row["registered"] for row in rows] == [0] * 6
-    asked = [{}, {"precision": "bf16"}, {"precision": "no"}] * 2
-    assert [row["state"] for row in rows] == asked
-    assert [row["logs"] for row in rows] == [[1, 20]] * 6
+    assert [row["registered"] for row in rows] == [[index] for index in range(6)]
     log = (tmp_path / "job" / "fluid_events.jsonl").read_text()
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each["event"] == "spare_taken" for each in events)

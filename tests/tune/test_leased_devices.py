@@ -331,6 +331,6 @@ def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
     monkeypatch.setattr(device_setup, "user_of_job", lambda named: named or "anna")
     for named in (None, "bert"):
         settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None, user=named)
-        job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
+        job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs={}))
         device_setup.hold_devices(job, settings, "app", 1)
     assert [tenant.user for tenant in made] == ["anna", "bert"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 from unittest.mock import patch
 
@@ -42,4 +41,3 @@ def test_what_is_given(words: list[str]) -> None:
 def test_each_setting_has_an_option() -> None:
     options = {names.partition("/")[0].lstrip("-").replace("-", "_") for names, _, _ in OPTIONS} - {"m"}
     assert {name.replace("arbiter", "shared") for name in vars(FluidExecutor())} == options
-    assert {field.name for field in dataclasses.fields(FluidExecutor)} == set(vars(FluidExecutor()))

@@ -6,6 +6,8 @@ import json
 import pickle
 import shutil
 from dataclasses import asdict, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialSchedule
 from fluidtune.steering.acts import Act, State
 from fluidtune.steering.steering_files import SteeringFiles
 from fluidtune.tune.scheduler import FluidScheduler
-from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at, with_values
+from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, with_values
 from tests.ray_compat.storage import TrialStorage
 
 #: Where Tune's controller has the search algorithm.
@@ -47,7 +49,7 @@ def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: An
     changed = with_values(config, values)
     assert pickle.dumps(config) == before
     assert parameters_of(changed) == names
-    now, then = ({name: value_at(each, keys) for name, keys in names.items()} for each in (changed, config))
+    now, then = ({name: reduce(getitem, keys, each) for name, keys in names.items()} for each in (changed, config))
     assert now == then | values
 
 
@@ -215,7 +217,10 @@ def test_what_tune_cannot_save_is_done_and_the_answer_says_so(kind: str, tmp_pat
 
 def test_hyperband_keeps_no_trial_and_says_why(tmp_path: Path) -> None:
     run, hyperband = Tried(tmp_path), FluidScheduler(HyperBandScheduler())
-    for no_keep, said in ((hyperband.no_keep, "cannot be kept: HyperBand "), ("", "goes on when the algorithm")):
+    for no_keep, said in (
+        (hyperband.adapter.no_keep, "cannot be kept: HyperBand "),
+        ("", "goes on when the algorithm"),
+    ):
         assert said in run.asked("keep", run.trials[0].trial_id, no_keep=no_keep)
 
 

@@ -21,8 +21,9 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBas
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
-from fluidtune.steering.steering_files import SteeringRefused, ask, own_name
+from fluidtune.steering.steering_files import SteeringRefused, ask
 from tests.contracts.processes import python, until
+from tests.steering.test_steering_files import ME
 from tests.tune.running import events_of, fit, logged, outcome
 from tests.tune.trainables import Stepper, score
 
@@ -229,4 +230,4 @@ def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing
     assert {result.metrics["training_iteration"] for result in results if result is not ended} == {6}
     assert logged(own) == [2, 3, 4, 5, 6] and "Remote file not found" not in capfd.readouterr().err
     told = python("-m", "fluidtune", "why", str(run), clone)
-    assert f"is a clone of trial {cloned} from its last checkpoint with x=7, for {own_name()} (command line)" in told
+    assert f"is a clone of trial {cloned} from its last checkpoint with x=7, for {ME} (command line)" in told

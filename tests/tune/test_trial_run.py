@@ -103,7 +103,7 @@ def test_pending_trials_are_counted_without_looking_at_those_that_wait(seed: int
             runs.remove(run)
             for _ in range(draw.randint(1, 2)):  # a trial that failed is also let go of by Tune
                 table.drop_run(run)
-        assert list(table) == runs
+        assert list(table.values()) == runs == list(table.by_trial.values())
         lives = [run.life for run in runs]
         assert table.count_pending() == sum(not one.seen.delivered and one.place != "live" for one in lives)
     assert len(table.begun()) < len(runs)

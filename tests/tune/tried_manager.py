@@ -155,14 +155,12 @@ def tunes_trial(name: str = "a", *bundles: dict[str, float], **more: Any) -> Any
 class Tried:
     """A manager, and what the tests look at."""
 
-    def __init__(self, manager: FluidActorManager, directory: Path, taken_over: list[tuple[str, int]]):
+    def __init__(self, manager: FluidActorManager, directory: Path):
         self.manager = manager
-        self.job = manager._job
+        self.job = manager.job
         self.devices: Any = self.job.devices
         self.pool: Any = self.job.pool
         self._directory = directory
-        #: Trials whose log files were made whole, and up to which iteration.
-        self.taken_over = taken_over
         #: What Tune was told.
         self.told: list[Any] = []
 
@@ -255,13 +253,8 @@ def leader_of(run: TrialRun) -> PooledWorker:
 
 @pytest.fixture
 def tried(tmp_path: Path) -> Iterator[Tried]:
-    taken_over: list[tuple[str, int]] = []
-
-    def take_over(trial: Any, up_to: int) -> None:
-        taken_over.append((trial.trial_id, up_to))
-
-    with standing_alone(tmp_path, Devices(), Pool, take_over) as manager:
-        yield Tried(manager, tmp_path, taken_over)
+    with standing_alone(tmp_path, Devices(), Pool) as manager:
+        yield Tried(manager, tmp_path)
 
 
 def growing(tried: Tried) -> tuple[TrialRun, PooledWorker]:

@@ -80,6 +80,8 @@ class Adapter:
     """For any scheduler: one stream; the stop criterion is a trial's budget. What was announced has precedence."""
 
     synchronous = False
+    #: The algorithm may ask for a trial's checkpoint by itself, and wait for the future that it gets.
+    waits_for_checkpoints = True
     #: Why no trial goes on that the algorithm wants to stop, though a user asks for that; "": it does. A trial that
     #: goes on has ended for the algorithm, so that the algorithm must stop a trial by its answer to the trial's result.
     no_keep = "FluidTune does not know how this algorithm stops trials"
@@ -120,11 +122,14 @@ class FIFOAdapter(Adapter):
     """
 
     synchronous = True
+    waits_for_checkpoints = False
     no_keep = "the algorithm stops no trial"
 
 
 class ReplayAdapter(FIFOAdapter):
     """`PopulationBasedTrainingReplay`, the replay of one trial of a population: one batch, of one trial."""
+
+    waits_for_checkpoints = True
 
 
 class ASHAAdapter(Adapter):
@@ -133,6 +138,7 @@ class ASHAAdapter(Adapter):
     The asynchronous form of BOHB is ASHA with a TPE searcher.
     """
 
+    waits_for_checkpoints = False
     no_keep = ""
 
     def mapped(self, trial: Trial) -> Membership:
@@ -144,6 +150,7 @@ class ASHAAdapter(Adapter):
 class MedianStoppingAdapter(Adapter):
     """The median stopping rule: one stream, because it may stop any trial at any result. Stopping is the budget."""
 
+    waits_for_checkpoints = False
     no_keep = ""
 
     def mapped(self, trial: Trial) -> Membership:

@@ -17,6 +17,7 @@ class HyperBandAdapter(Adapter):
     """One batch for each rung of each bracket."""
 
     synchronous = True
+    waits_for_checkpoints = False
     no_keep = "HyperBand decides by who is left in a bracket when the bracket is halved next, and it would change that"
 
     def mapped(self, trial: Trial) -> Membership:
