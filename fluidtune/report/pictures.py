@@ -21,7 +21,6 @@ from fluidtune.report.drawing import (
     COLOURS,
     GRID,
     INK,
-    OTHER,
     OURS,
     PALETTE,
     as_written,
@@ -307,58 +306,47 @@ def _window(seconds: float) -> float:
     return float(np.ceil(seconds / WINDOWS / 3600) * 3600)
 
 
-def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
+def utilisation_figure(run: Run) -> Figure:
     """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
     While trials start, their part is lighter.
-
-    ``compare``: the events of a run under stock Ray Tune. They are drawn as lines on the same axes, with time counted
-    from that run's own start. That run's devices are matched with ours in ascending order.
     """
     fold = fold_of(run)
-    runs = [(fold, "FluidTune", OURS)]
-    if compare is not None:
-        runs.append((fold_of(compare), "stock Ray Tune", OTHER))
-    uses = [occupancy_of(each) for each, _, _ in runs]
-    longest = max(use.end - use.start for use in uses)
-    window = _window(longest)
-    unit, unit_name = time_unit(longest)
-    rows = max(1, *(len(use.available) for use in uses))
+    use = occupancy_of(fold)
+    length = use.end - use.start
+    window = _window(length)
+    unit, unit_name = time_unit(length)
+    rows = max(1, len(use.available))
     low = _row_height(rows) * rows
     figure = new_figure(12, 4.2 + low)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
-    for number, (use, (each, name, colour)) in enumerate(zip(uses, runs, strict=True)):
-        length = use.end - use.start
-        if length <= 0:
-            continue
+    if length > 0:
         inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
         edges = use.start + np.concatenate([[0.0], inside, [length]])
-        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, intervals=_begun(each, use))))
+        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, intervals=_begun(fold, use))))
         x = (edges - use.start) / unit
-        text = f"{name}: {_use_in_words(each, use)}, {length / unit:.3g} {unit_name}"
-        _draw_use(above, x, busy.total, starts.total, 0.0, 100.0, colour, number == 0, text)
+        text = f"FluidTune: {_use_in_words(fold, use)}, {length / unit:.3g} {unit_name}"
+        _draw_use(above, x, 100 * busy.total, 100 * starts.total, 0.0, text)
         for row, device in enumerate(busy.devices):
-            parts = busy.devices[device], starts.devices[device]
-            _draw_use(below, x, *parts, rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
-    _draw_samples(below, fold, uses[0], unit)
-    names = list(max(uses, key=lambda use: len(use.available)).available)
+            parts = (UTILISATION_ROW * found.devices[device] for found in (busy, starts))
+            _draw_use(below, x, *parts, rows - 1 - row, None)
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
+    _draw_samples(below, fold, use, unit)
     above.set_ylim(0, 104)
     above.set_yticks([0, 25, 50, 75, 100])
     above.set_ylabel("all devices, held (%)", color=INK)
     above.grid(axis="y", color=GRID, linewidth=0.6)
-    title = f"{_title(fold.head, uses[0])}: devices held by trials"
+    title = f"{_title(fold.head, use)}: devices held by trials"
     above.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
-    if above.get_legend_handles_labels()[0]:
-        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
     polish_axes(above)
-    _device_ticks(below, names, 0.0)
+    _device_ticks(below, list(use.available), 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
         [rows - 1 - tick + UTILISATION_ROW / 2 for tick in below.get_yticks()],
         [t.get_text() for t in below.get_yticklabels()],
     )
     below.set_ylim(-0.05, rows)
-    below.set_xlim(0, max(longest / unit, 1e-9))
+    below.set_xlim(0, max(length / unit, 1e-9))
     below.set_xlabel(f"time since start ({unit_name}), averaged over {window:g} s", color=INK)
     below.set_title("each device, a row is 0 to 100 %", loc="left", fontsize=10, color=INK)
     for row in range(rows):
@@ -389,32 +377,21 @@ def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
 
 
 def _draw_use(
-    axes: Axes,
-    edges: np.ndarray,
-    part: np.ndarray,
-    starts: np.ndarray,
-    base: float,
-    height: float,
-    colour: str,
-    area: bool,
-    label: str | None,
+    axes: Axes, edges: np.ndarray, values: np.ndarray, starts: np.ndarray, base: float, label: str | None
 ) -> None:
-    """One step curve: ``part`` of a device (0 to 1; NaN while it is not there) in the windows between ``edges``.
+    """One step curve above ``base``: ``values`` (NaN while the device is not there) in the windows between ``edges``.
 
     The area below it is lighter where trials start, in ``starts`` of the device.
     """
-    values = base + height * part
-    if area:
-        of_use = base + height * np.maximum(part - starts, 0.0)
-        axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.15, linewidth=0, zorder=2)
-        axes.stairs(of_use, edges, baseline=base, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
-    line = 1.6 if label else 0.8
-    axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
+    of_use = np.maximum(values - starts, 0.0)
+    for top, alpha in ((values, 0.15), (of_use, 0.45)):
+        axes.stairs(base + top, edges, baseline=base, fill=True, color=OURS, alpha=alpha, linewidth=0, zorder=2)
+    axes.stairs(base + values, edges, baseline=base, color=OURS, linewidth=1.6 if label else 0.8, label=label, zorder=3)
 
 
-def utilisation_png(run: Run, out: str | os.PathLike[str], compare: Run | None = None) -> Path:
+def utilisation_png(run: Run, out: str | os.PathLike[str]) -> Path:
     """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(utilisation_figure(run, compare), out)
+    return save_png(utilisation_figure(run), out)
 
 
 class ReportPaths(NamedTuple):

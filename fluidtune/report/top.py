@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -20,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fluidtune.report.causes import why_of
-from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Trial
 from fluidtune.report.log_tail import LOOK_S, LogTail, driver_died, seconds_since, wall_clock
 from fluidtune.report.news import ended_since, news_of, states_of
@@ -71,17 +70,13 @@ class _Followed:
     """The run, or the service, whose log is at this path. Another file there is another run."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
         self._tail = LogTail(log)
         self.screen: ServiceScreen | RunScreen = RunScreen()
 
     def look(self) -> None:
         """Read what is new. Where the log was deleted, what it had stays until there is another one."""
-        if self._tail.left is None:
-            with suppress(NoEventLogError):
-                tail = LogTail(self._log)
-                self.close()
-                self._tail, self.screen = tail, RunScreen()
+        if self._tail.anew():
+            self.screen = RunScreen()
         events = self._tail.new()
         if is_serving(events) and isinstance(self.screen, RunScreen):
             self.screen = ServiceScreen()

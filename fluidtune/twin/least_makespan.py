@@ -23,7 +23,7 @@ seconds each piece has T - head - tail seconds, less the pauses between its iter
 it can be done at the earliest (the head of what follows), and how much time what follows it needs (its tail).
 
 *Start-up*: the k-th device that is of use is ready when the k-th process is, because a device without a process runs
-nothing, and processes start as `shell.WorkerStarts` says. A pause between two iterations of a trial is at least the
+nothing, and processes start as `Twin` starts them. A pause between two iterations of a trial is at least the
 shortest of the job's pauses; it is charged no device-seconds. Resizes, memory and the searcher's limits are left out.
 All of this can only make the bound smaller.
 
@@ -152,10 +152,9 @@ def _ready(costs: Costs, devices: int, gang: int) -> Floats:
 
     ``gang``: the most devices that one process serves.
     """
-    most = devices if math.isinf(costs.at_once) else math.ceil(costs.at_once)
-    seconds = costs.cold if math.isinf(costs.at_once) else costs.cold * most / costs.at_once
+    most = devices if math.isinf(costs.at_once) else costs.starts_at_once
     rounds = np.arange(devices) // gang // most + 1
-    return np.asarray(costs.begin + costs.first + seconds * rounds, dtype=np.float64)
+    return np.asarray(costs.begin + costs.first + costs.start_seconds * rounds, dtype=np.float64)
 
 
 def _smallest(pieces: _Pieces, of: NDArray[np.intp], heads: Floats, tails: Floats, ready: _Ready | None) -> float:

@@ -50,6 +50,16 @@ class Costs:
     first: float = 0.0
     turn: float = 0.0
 
+    @property
+    def starts_at_once(self) -> int:
+        """How many processes start at a time, if that is limited."""
+        return math.ceil(self.at_once)
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds of a start while as many start as may."""
+        return self.cold if math.isinf(self.at_once) else self.cold * self.starts_at_once / self.at_once
+
 
 @dataclass(frozen=True)
 class RecordedJob:

@@ -21,39 +21,6 @@ from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
 
 
-class WorkerStarts:
-    """Worker processes start in the order of the requests, a few at a time, as in `cluster.pool`.
-
-    Args:
-        seconds: how long the start of one process takes if no other starts.
-        at_once: how many can start at a time without slowing each other down; a fraction counts in part.
-        call_after: calls a function after a number of seconds.
-    """
-
-    def __init__(self, seconds: float, at_once: float, call_after: Callable[[float, Callable[[], None]], None]):
-        self._most = math.inf if math.isinf(at_once) else math.ceil(at_once)
-        self._seconds = seconds if math.isinf(at_once) else seconds * self._most / at_once
-        self._call_after = call_after
-        #: What is to be called when each of the processes that wait is there.
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._under_way = 0
-
-    def start_worker(self, then: Callable[[], None]) -> None:
-        """Start one more process; ``then`` is called when it is there."""
-        self._waiting.append(then)
-        self._start_next()
-
-    def _start_next(self) -> None:
-        while self._waiting and self._under_way < self._most:
-            self._under_way += 1
-            self._call_after(self._seconds, partial(self._started, self._waiting.popleft()))
-
-    def _started(self, then: Callable[[], None]) -> None:
-        self._under_way -= 1
-        self._start_next()
-        then()
-
-
 @dataclass(eq=False)
 class _Step:
     """An iteration under way."""
@@ -143,7 +110,8 @@ class Twin:
         #: Number of processes that serve no trial and may serve another one, by device.
         self._idle: Counter[int] = Counter()
         costs = job.costs
-        self._starts = WorkerStarts(costs.cold, costs.at_once, self._call_after)
+        #: When each of the processes that may start at a time is there; none: all may.
+        self._starting = [] if math.isinf(costs.at_once) else [0.0] * costs.starts_at_once
         #: Trials that train, by their first device.
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
@@ -273,7 +241,15 @@ class Twin:
             self._idle[device] -= 1
             self._call_after(self.job.costs.turn, then)
         else:
-            self._starts.start_worker(partial(self._call_after, self.job.costs.first, then))
+            self._start_worker(partial(self._call_after, self.job.costs.first, then))
+
+    def _start_worker(self, then: Callable[[], None]) -> None:
+        """Call ``then`` when a new process is there: they start in turn, a few at a time, as in `cluster.pool`."""
+        began = max(self.now, self._starting[0]) if self._starting else self.now
+        there = began + self.job.costs.start_seconds
+        if self._starting:
+            heapq.heapreplace(self._starting, there)
+        heapq.heappush(self._heap, (there, next(self._order), then))
 
     def _keep(self, *devices: int) -> None:
         """A worker of each device serves no trial any more."""

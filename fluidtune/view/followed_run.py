@@ -31,7 +31,7 @@ class FollowedRun:
         self.log = log
         self.model = RunModel()
         self._lock = threading.Lock()
-        self._tail: LogTail | None = None
+        self._tail = LogTail(log)
         self._services = ServicesFigures(log.parent)
         #: Which file, and which reading of it: the first part of a cursor.
         self._epoch = ""
@@ -52,7 +52,7 @@ class FollowedRun:
             epoch, _, heard = cursor.partition(".")
             known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.model.fold.heard
             found = self.model.changes(int(heard) if known else 0)
-            found["unreadable"] = self._tail.dropped if self._tail is not None else 0
+            found["unreadable"] = self._tail.dropped
             found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
             died = not self.model.fold.over and driver_died(self.model.fold.head)
             return {**found, "died": died, "services": self._services.figures()}
@@ -80,28 +80,19 @@ class FollowedRun:
     def _read(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         try:
-            if self._tail is None or (self._tail.left is None and self.log.is_file()):
-                self._begin()
-            tail = self._tail
-            assert tail is not None
-            while (left := tail.left) is not None:
+            if self._tail.anew():
+                self._epoch, self.model, self._trouble = secrets.token_hex(4), RunModel(), ""
+                self._services = ServicesFigures(self.log.parent)
+            while (left := self._tail.left) is not None:
                 self._left = left
                 if left == 0 or self._trouble or time.monotonic() >= until:
                     return
-                self.model.hear(tail.new(PIECE))
+                self.model.hear(self._tail.new(PIECE))
             self._left, self._trouble = 0, f"{self.log} was deleted: this is what it had"
         except EventLogError as error:
             self._trouble = str(error)
         except OSError as error:
             self._trouble = f"{self.log} cannot be read: {error.strerror}"
-
-    def _begin(self) -> None:
-        """Read the file that is there now, from its first line on."""
-        tail = LogTail(self.log)
-        if self._tail is not None:
-            self._tail.close()
-        self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
-        self._services = ServicesFigures(self.log.parent)
 
     def curve(self, trial: str) -> dict[str, Any]:
         """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""

@@ -39,6 +39,7 @@ class RunList:
             find_log(root)  # whose error says what there is instead
         if len(logs) == 1:
             with closing(LogTail(logs[0])) as tail:
+                tail.anew()
                 tail.new(PIECE)
 
     def logs(self) -> dict[str, Path]:

@@ -170,7 +170,7 @@ def test_what_nvml_measured_is_drawn_over_each_device():
 @pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_an_empty_run_can_be_drawn(tmp_path, events):
     assert save_png(timeline_figure(events), tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
-    assert utilisation_png(events, tmp_path / "a" / "u.png", events).read_bytes().startswith(PNG)
+    assert utilisation_png(events, tmp_path / "a" / "u.png").read_bytes().startswith(PNG)
 
 
 def test_write_report(tmp_path):
