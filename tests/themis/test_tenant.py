@@ -53,7 +53,7 @@ def gone(*args):
 def cluster(monkeypatch):
     """A cluster whose arbiter can be replaced."""
     there = SimpleNamespace(arbiter=Arbiter("GPU"))
-    monkeypatch.setattr(tenant.control, "start", lambda unit: there.arbiter)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there.arbiter)
     monkeypatch.setattr(tenant, "POLL_S", 0.01)
     monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
     monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
@@ -115,21 +115,21 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
         tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
 
 
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "is_gone", "hear", "get", "take"])
+@pytest.mark.parametrize("call", ["get_actor", "sign_of_life", "id_of", "is_gone", "hear", "get", "take"])
 def test_whatever_ray_raises_at_a_call_a_job_goes_on_and_shows_that_it_lives(call, cluster, monkeypatch):
     # Seen: the id of a group that Ray could not read ended the agent without a word, and the job lost its leases.
     # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
     failed, gpu, hear = [], Gpu("g0", "m0"), cluster.arbiter._hear
     told = [m.Leases("1", (m.LeaseView(gpu, 3, "G", True, 20.0),), 1)]
     cluster.arbiter.hear.remote = lambda heard: hear(heard) or (told[-1] if heard.known != told[-1].digest else None)
-    places = {"start": tenant.control, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
+    places = {"get_actor": ray, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
     owner, name = places.get(call, tenant.reservations), "remote" if call == "hear" else call
     real = getattr(owner, name)
 
     def thrice(*args, **kwargs):
         if len(failed) < 3:
             failed.append(call)
-            raise ValueError("injected")
+            raise RuntimeError("injected")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, thrice)
