@@ -116,10 +116,6 @@ class Engine:
         """The trials that hold ``device``, in the order in which they came; none if the device is not there."""
         return tuple(self._state.devices.tenants.get(device, ()))
 
-    def runs_on(self, trial: str) -> tuple[int, ...]:
-        """Devices that the trial runs on, the first worker's first. Raises EngineError if it was never added."""
-        return known_trial(self._state, trial).devices
-
     def held_devices(self) -> dict[str, tuple[int, ...]]:
         """Devices of every trial that holds some, by trial, in the order in which the trials started.
 

@@ -30,10 +30,9 @@ from fluidtune.report.drawing import (
     time_unit,
 )
 from fluidtune.report.events import EventDict
-from fluidtune.report.fold import Fold, Run, fold_of
+from fluidtune.report.fold import Fold, Run, Span, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import (
-    Interval,
     Occupancy,
     available_seconds,
     busy_over_time,
@@ -57,7 +56,7 @@ IDLE = "#ECEFF1"
 #: With more trials than this the legend does not list them: twelve entries fill two rows.
 LEGEND_TRIALS = 12
 #: With more bars than this no bar gets a label: labels would not fit, and trying takes time.
-LABELLED_INTERVALS = 600
+LABELLED_SPANS = 600
 #: Characters in a line of the legend, and those that an entry needs beside its label. 12 inches of 8.5
 #: points, at 0.55 of its size a character, are 184.
 LEGEND_WIDTH, LEGEND_HANDLE = 165, 8
@@ -85,37 +84,37 @@ def _row_height(devices: int) -> float:
 
 
 def _title(head: EventDict, use: Occupancy) -> str:
-    trials = len({interval.trial for interval in use.intervals})
+    trials = len({span.trial for span in use.spans})
     kind = KINDS.get(str(head.get("kind")))
     noun = "device" if kind is None else kind.noun
     run = printable(str(head.get("run") or "run"))
     return f"{run}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 
 
-def _slots(intervals: Sequence[Interval]) -> list[float]:
-    """Where each interval of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
+def _slots(spans: Sequence[Span]) -> list[float]:
+    """Where each span of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
 
     A trial keeps its place when it is resized. Otherwise it gets the free place with the smallest value.
     """
     placed: list[float] = []
     open_now: list[tuple[float, float, float, str]] = []  # end, bottom, top, trial
     last: dict[str, float] = {}
-    for interval in intervals:
-        # An interval that ends at the moment when this one starts no longer takes up room.
-        open_now = [slot for slot in open_now if slot[0] > interval.start]
-        bottoms = [last[interval.trial]] if interval.trial in last else []
+    for span in spans:
+        # A span that ends at the moment when this one starts no longer takes up room.
+        open_now = [slot for slot in open_now if slot[0] > span.start]
+        bottoms = [last[span.trial]] if span.trial in last else []
         bottoms += sorted({0.0, *(top for _, _, top, _ in open_now)})
         for bottom in bottoms:
-            top = bottom + interval.share
+            top = bottom + span.share
             free = all(top <= low + 1e-9 or bottom >= high - 1e-9 for _, low, high, _ in open_now)
             if free and top <= 1 + 1e-9:
                 break
         else:
             # The free room is in pieces that are too small, for example 1/2 between two separate thirds. Draw over
             # a neighbour rather than outside the row.
-            bottom = max(0.0, 1 - interval.share)
-        last[interval.trial] = bottom
-        open_now.append((interval.end, bottom, bottom + interval.share, interval.trial))
+            bottom = max(0.0, 1 - span.share)
+        last[span.trial] = bottom
+        open_now.append((span.end, bottom, bottom + span.share, span.trial))
         placed.append(bottom)
     return placed
 
@@ -146,7 +145,7 @@ def timeline_figure(run: Run) -> Figure:
             linewidth=0,
             zorder=1,
         )
-    colours = {interval.trial: COLOURS[fold.trials[interval.trial].colour] for interval in use.intervals}
+    colours = {span.trial: COLOURS[fold.trials[span.trial].colour] for span in use.spans}
     boxes = _boxes(use, rows)
     _draw_boxes(axes, boxes, colours, at, _begun(fold, use))
     reasons = draw_marks(axes, fold, use, rows, at)
@@ -164,21 +163,21 @@ def timeline_figure(run: Run) -> Figure:
     return figure
 
 
-#: An interval, and the two y values between which it is drawn.
-_Box = tuple[Interval, float, float]
+#: A span, and the two y values between which it is drawn.
+_Box = tuple[Span, float, float]
 
 
 def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     boxes: list[_Box] = []
-    for device, intervals in use.by_device().items():
-        for interval, bottom in zip(intervals, _slots(intervals), strict=True):
+    for device, spans in use.by_device().items():
+        for span, bottom in zip(spans, _slots(spans), strict=True):
             low = rows[device] + MARGIN + ROW * bottom
-            boxes.append((interval, low, low + ROW * interval.share))
+            boxes.append((span, low, low + ROW * span.share))
     return boxes
 
 
-def _begun(fold: Fold, use: Occupancy) -> list[Interval]:
-    """The intervals' parts in which trials start; none in a log without iterations, which does not say."""
+def _begun(fold: Fold, use: Occupancy) -> list[Span]:
+    """The spans' parts in which trials start; none in a log without iterations, which does not say."""
     return starting(fold, use) if fold.counts["trial_result"] else []
 
 
@@ -191,23 +190,23 @@ def _use_in_words(fold: Fold, use: Occupancy) -> str:
 
 
 def _draw_boxes(
-    axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis, begun: Sequence[Interval]
+    axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis, begun: Sequence[Span]
 ) -> None:
     # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
     corners = [[(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)] for i, low, high in boxes]
-    faces = [colours[interval.trial] for interval, _, _ in boxes]
+    faces = [colours[span.trial] for span, _, _ in boxes]
     # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
     seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
     bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
     bars.set_gid("trials")
     axes.add_collection(bars, autolim=False)
-    until = {(each.trial, each.device, each.start): each.end for each in begun}
+    until = {(each.trial, each.start): each.end for each in begun}
     ends = [
-        (at(i.start), at(until[i[0], i[1], i.start]), low, high)
+        (at(i.start), at(until[i.trial, i.start]), low, high)
         for i, low, high in boxes
-        if (i[0], i[1], i.start) in until
+        if (i.trial, i.start) in until
     ]
     light = [[(left, low), (right, low), (right, high), (left, high)] for left, right, low, high in ends]
     veils = PolyCollection(light, facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
@@ -229,22 +228,22 @@ def _draw_labels(
     at: TimeAxis,
 ) -> None:
     """Write a trial's short name into each of its bars that is large enough."""
-    if len(boxes) > LABELLED_INTERVALS or not boxes:
+    if len(boxes) > LABELLED_SPANS or not boxes:
         return
     as_written(figure)
     figure.draw_without_rendering()  # computes the layout, from which we get the size of a bar in points
     to_points = 72 / figure.dpi
-    for interval, low, high in boxes:
-        colour = colours[interval.trial]
-        (left, top), (right, bottom) = axes.transData.transform([(at(interval.start), low), (at(interval.end), high)])
+    for span, low, high in boxes:
+        colour = colours[span.trial]
+        (left, top), (right, bottom) = axes.transData.transform([(at(span.start), low), (at(span.end), high)])
         wide, tall = (right - left) * to_points, abs(bottom - top) * to_points
         size = min(8.5, tall * 0.72)
         # A digit is about 0.6 em wide. 14 points are left free for a triangle at the bar's start.
-        if size >= 5 and len(names[interval.trial]) * 0.62 * size + 14 <= wide:
+        if size >= 5 and len(names[span.trial]) * 0.62 * size + 14 <= wide:
             axes.text(
-                at((interval.start + interval.end) / 2),
+                at((span.start + span.end) / 2),
                 (low + high) / 2,
-                names[interval.trial],
+                names[span.trial],
                 ha="center",
                 va="center_baseline",
                 fontsize=size,
@@ -323,7 +322,7 @@ def utilisation_figure(run: Run) -> Figure:
     if length > 0:
         inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
         edges = use.start + np.concatenate([[0.0], inside, [length]])
-        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, intervals=_begun(fold, use))))
+        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, spans=_begun(fold, use))))
         x = (edges - use.start) / unit
         text = f"FluidTune: {_use_in_words(fold, use)}, {length / unit:.3g} {unit_name}"
         _draw_use(above, x, 100 * busy.total, 100 * starts.total, 0.0, text)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from fluidtune.report.fold import Fold, Trial
-from fluidtune.report.occupancy import Interval, Occupancy, available_seconds, held_seconds
+from fluidtune.report.fold import Fold, Span, Trial
+from fluidtune.report.occupancy import Occupancy, available_seconds, held_seconds
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def starts_of(fold: Fold, trial: Trial) -> list[tuple[float, float]]:
     return found
 
 
-def starting(fold: Fold, use: Occupancy) -> list[Interval]:
-    """Those parts of the intervals in which trials start."""
+def starting(fold: Fold, use: Occupancy) -> list[Span]:
+    """Those parts of the spans in which trials start."""
     starts = {name: starts_of(fold, trial) for name, trial in fold.trials.items()}
     found = []
-    for each in use.intervals:
+    for each in use.spans:
         place = bisect_right(starts[each.trial], each.start, key=lambda window: window[0])
         if place and each.start < (until := starts[each.trial][place - 1][1]):
             found.append(each._replace(end=min(each.end, until)))
@@ -73,7 +73,7 @@ def time_use(fold: Fold, use: Occupancy) -> TimeUse:
     # counted.
     held = min(available, max(held_seconds(use), counted))
     iterating = min(counted, held)
-    begun = sum((each.end - each.start) * each.share for each in starting(fold, use))
+    begun = sum((each.end - each.start) * each.width for each in starting(fold, use))
     starts = min(begun, held - iterating)
     paused = sum(note.resize.seconds * note.resize.before.width for note in fold.notes if note.resize)
     moving = min(paused, held - iterating - starts)

@@ -49,17 +49,17 @@ def boxes(axes) -> list[list[float]]:
     return [[*x_y.min(axis=0)[:1], *x_y.max(axis=0)[:1], x_y[:, 1].min(), x_y[:, 1].max()] for x_y in corners]
 
 
-def test_the_timeline_has_a_bar_for_each_interval_in_its_devices_row():
+def test_the_timeline_has_a_bar_for_each_span_in_its_devices_row():
     (axes,) = timeline_figure(small()).axes
-    intervals = occupancy_of(small()).intervals
+    held = [(device, span) for device, spans in occupancy_of(small()).by_device().items() for span in spans]
     drawn = sorted(boxes(axes))
-    assert len(drawn) == len(intervals) == 6
-    assert [(left, right) for left, right, _, _ in drawn] == sorted((i.start, i.end) for i in intervals)
+    assert len(drawn) == len(held) == 6
+    assert [(left, right) for left, right, _, _ in drawn] == sorted((span.start, span.end) for _, span in held)
     for left, right, top, bottom in drawn:
         row = int(top)
         assert row < top < bottom < row + 1
-        interval = next(i for i in intervals if (i.device, i.start, i.end) == (row, left, right))
-        assert bottom - top == pytest.approx(0.88 * interval.share)
+        span = next(span for device, span in held if (device, span.start, span.end) == (row, left, right))
+        assert bottom - top == pytest.approx(0.88 * span.share)
     # The two halves lie one above the other.
     half_a, half_b = (box for box in drawn if box[:2] == [0, 4] and box[2] < 1)
     assert half_a[3] == pytest.approx(half_b[2]) or half_b[3] == pytest.approx(half_a[2])
