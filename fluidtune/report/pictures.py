@@ -147,7 +147,13 @@ def timeline_figure(run: Run) -> Figure:
         )
     colours = {span.trial: COLOURS[fold.trials[span.trial].colour] for span in use.spans}
     boxes = _boxes(use, rows)
-    _draw_boxes(axes, boxes, colours, at, _begun(fold, use))
+    # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
+    seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
+    faces = [colours[span.trial] for span, _, _ in boxes]
+    _draw_boxes(axes, boxes, at, "trials", facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
+    begun = {(span.trial, span.start): span for span in _begun(fold, use)}
+    veils = [(begun[key], low, high) for i, low, high in boxes if (key := (i.trial, i.start)) in begun]
+    _draw_boxes(axes, veils, at, "starts", facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
     reasons = draw_marks(axes, fold, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
@@ -189,29 +195,12 @@ def _use_in_words(fold: Fold, use: Occupancy) -> str:
     return f"{spent.iterating / available:.0%} in iterations, {spent.starting / available:.0%} in starts"
 
 
-def _draw_boxes(
-    axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis, begun: Sequence[Span]
-) -> None:
+def _draw_boxes(axes: Axes, boxes: Sequence[_Box], at: TimeAxis, gid: str, **style: Any) -> None:
     # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
     corners = [[(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)] for i, low, high in boxes]
-    faces = [colours[span.trial] for span, _, _ in boxes]
-    # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
-    seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
-    bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
-    bars.set_gid("trials")
-    axes.add_collection(bars, autolim=False)
-    until = {(each.trial, each.start): each.end for each in begun}
-    ends = [
-        (at(i.start), at(until[i.trial, i.start]), low, high)
-        for i, low, high in boxes
-        if (i.trial, i.start) in until
-    ]
-    light = [[(left, low), (right, low), (right, high), (left, high)] for left, right, low, high in ends]
-    veils = PolyCollection(light, facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
-    veils.set_gid("starts")
-    axes.add_collection(veils, autolim=False)
+    axes.add_collection(PolyCollection(corners, gid=gid, **style), autolim=False)
 
 
 def _readable_on(colour: str) -> str:

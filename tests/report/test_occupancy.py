@@ -83,7 +83,7 @@ def valid_runs(draw: st.DrawFn) -> Model:
     devices = draw(st.integers(1, 4))
     run = Model(devices)
     names = ["trial_started", "trial_started", "resized", "resize_failed", "trial_ended", "trial_suspended"]
-    names += ["worker_lost", "worker_lost", "recovered", "device_lost", "device_gained", "run_started"]
+    names += ["worker_lost", "worker_lost", "recovered", "device_lost", "device_returned", "device_gained", "run_started"]
     for _ in range(draw(st.integers(0, 40))):
         run.now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
         what, trial = draw(st.sampled_from(names)), draw(st.sampled_from("abcdef"))
@@ -118,7 +118,7 @@ def valid_runs(draw: st.DrawFn) -> Model:
             if trial in run.hurt:
                 run.hold(trial, [])
             fields |= {"iteration": 3, "reason": "worker lost"}
-        elif what == "device_lost" and device in run.there:
+        elif what in ("device_lost", "device_returned") and device in run.there:
             run.lose(device)
             fields = {"device": device}
         elif what == "device_gained":
