@@ -114,7 +114,8 @@ def main() -> None:
     limit.require("FluidTune")
 
     ours, stock = runs["FluidTune"] / NAME, runs["stock Ray Tune"] / NAME
-    written = write_report(ours, out)
+    shutil.copy(ours / EVENT_LOG_NAME, out)
+    written = write_report(out)
     records = {"FluidTune": fluid_iterations(read_events(ours / EVENT_LOG_NAME))}
     if "stock Ray Tune" in seconds:
         records["stock Ray Tune"] = stock_iterations(stock)

@@ -24,6 +24,7 @@ other figures are those of the other sides (side_limit.py).
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -138,7 +139,8 @@ def utilisations(keep: Path, sides: Iterable[str], devices: int, out: Path | Non
         for name, found in records.items()
     }
     if out is not None:
-        written = write_report(keep / OURS, out)
+        shutil.copy(keep / OURS / EVENT_LOG_NAME, out)
+        written = write_report(out)
         beside_png(events[OURS], events.get("stock"), written.utilisation)
     return {name: held_part(occupancy_of(found)) for name, found in events.items()}
 

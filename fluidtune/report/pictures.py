@@ -377,11 +377,6 @@ def _draw_use(
     axes.stairs(base + values, edges, baseline=base, color=OURS, linewidth=1.6 if label else 0.8, label=label, zorder=3)
 
 
-def utilisation_png(run: Run, out: str | os.PathLike[str]) -> Path:
-    """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(utilisation_figure(run), out)
-
-
 class ReportPaths(NamedTuple):
     """The paths of the report's files."""
 
@@ -390,19 +385,15 @@ class ReportPaths(NamedTuple):
     summary: Path
 
 
-def write_report(
-    run_dir_or_event_log: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None
-) -> ReportPaths:
-    """Write timeline.png, utilisation.png and summary.json.
+def write_report(run: str | os.PathLike[str]) -> ReportPaths:
+    """Write timeline.png, utilisation.png and summary.json beside the event log ``run``, or the one in that directory.
 
-    ``out_dir``: the directory for the files; None: that of the event log. Raises `NoEventLogError` if there is no event
-    log, and `EventLogError` if the file is not one.
+    Raises `NoEventLogError` if there is no event log, and `EventLogError` if the file is not one.
     """
-    log = find_log(run_dir_or_event_log)
-    fold = fold_of(log)
-    out = log.parent if out_dir is None else Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    log = find_log(run)
+    fold, out = fold_of(log), log.parent
     summary = out / "summary.json"
     summary.write_text(json.dumps(summarise(fold).as_dict(), indent=2) + "\n")
     timeline = save_png(timeline_figure(fold), out / "timeline.png")
-    return ReportPaths(timeline, utilisation_png(fold, out / "utilisation.png"), summary)
+    utilisation = save_png(utilisation_figure(fold), out / "utilisation.png")
+    return ReportPaths(timeline, utilisation, summary)

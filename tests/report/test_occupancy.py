@@ -83,7 +83,8 @@ def valid_runs(draw: st.DrawFn) -> Model:
     devices = draw(st.integers(1, 4))
     run = Model(devices)
     names = ["trial_started", "trial_started", "resized", "resize_failed", "trial_ended", "trial_suspended"]
-    names += ["worker_lost", "worker_lost", "recovered", "device_lost", "device_returned", "device_gained", "run_started"]
+    names += ["device_lost", "device_returned", "device_gained", "run_started"]
+    names += ["worker_lost", "worker_lost", "recovered"]
     for _ in range(draw(st.integers(0, 40))):
         run.now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
         what, trial = draw(st.sampled_from(names)), draw(st.sampled_from("abcdef"))

@@ -14,7 +14,6 @@ from fluidtune.report.occupancy import held_part, occupancy_of
 from fluidtune.report.pictures import (
     timeline_figure,
     utilisation_figure,
-    utilisation_png,
     write_report,
 )
 from fluidtune.report.summary import summarise
@@ -170,7 +169,7 @@ def test_what_nvml_measured_is_drawn_over_each_device():
 @pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_an_empty_run_can_be_drawn(tmp_path, events):
     assert save_png(timeline_figure(events), tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
-    assert utilisation_png(events, tmp_path / "a" / "u.png").read_bytes().startswith(PNG)
+    assert save_png(utilisation_figure(events), tmp_path / "a" / "u.png").read_bytes().startswith(PNG)
 
 
 def test_write_report(tmp_path):
@@ -185,7 +184,5 @@ def test_write_report(tmp_path):
     for path in (paths.timeline, paths.utilisation):
         assert path.parent == log.parent and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
     assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
-    elsewhere = write_report(log, tmp_path / "out" / "deep")
-    assert elsewhere.timeline == tmp_path / "out" / "deep" / "timeline.png"
     with pytest.raises(FileNotFoundError, match="no event log"):
         write_report(tmp_path)
