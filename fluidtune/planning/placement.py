@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
 from typing import Literal
@@ -39,11 +39,11 @@ class Schedule:
     """The segments of all trials, by start. Segments of one trial never overlap; a trial of height 0 has none."""
 
     segments: tuple[Segment, ...]
-    #: Seconds until the last segment ends; 0 without segments.
-    makespan: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "makespan", max((segment.end for segment in self.segments), default=0.0))
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last segment ends; 0 without segments."""
+        return max((segment.end for segment in self.segments), default=0.0)
 
 
 def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Literal["static"] = "static") -> Schedule:
@@ -65,7 +65,7 @@ def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Sc
 
     A share goes to the fullest device that still has room for it (the shares of one device never exceed 1),
     a width w >= 1 takes w whole devices. ``widths[trial_id]`` must exist and be at most n, else ValueError.
-    Takes O(trials * log(trials)) for a handful of distinct widths.
+    Takes O(trials * n) for a handful of distinct widths.
     """
     n, _, _ = check_limits(n)
     queues: dict[Fraction | int, deque[tuple[int, TrialLoad]]] = {}
