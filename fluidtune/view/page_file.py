@@ -47,7 +47,7 @@ def whole_page(log: Path) -> str:
 
 def _told(run: FollowedRun, trials: list[str]) -> list[str]:
     """The trials whose story a file has: the best ones first, then those that failed, then the others."""
-    its, head = run.model.fold.trials, run.model.fold.head
+    its, head = run.fold.trials, run.fold.head
     sign = -1.0 if head.get("mode") == "max" else 1.0
 
     def rank(trial: str) -> float:
