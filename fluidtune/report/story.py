@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from fluidtune.report.causes import NO_REASON, label_of, remedy_of, wait_of, words_of
@@ -107,21 +109,16 @@ class Story:
 
 def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
     """The entries: each alone if it is told, else together with those beside it."""
-    if len(entries) <= TOLD_WHOLE:
-        yield from ([entry] for entry in entries)
-        return
     last = {entry.kind: place for place, entry in enumerate(entries)}
     seen: Counter[str] = Counter()
-    silent: list[Entry] = []
+    #: Of each entry its place, if it is told.
+    places: list[int | None] = []
     for place, entry in enumerate(entries):
         seen[entry.kind] += 1
-        if seen[entry.kind] > TOLD_FIRST and place != last[entry.kind]:
-            silent.append(entry)
-            continue
-        if silent:
-            yield silent
-            silent = []
-        yield [entry]
+        told = len(entries) <= TOLD_WHOLE or seen[entry.kind] <= TOLD_FIRST or place == last[entry.kind]
+        places.append(place if told else None)
+    for _, stretch in groupby(zip(places, entries, strict=True), key=itemgetter(0)):
+        yield [entry for _, entry in stretch]
 
 
 def _summed_up(stretch: Sequence[Entry], began: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -274,10 +275,8 @@ def _gpu(samples: list[tuple[float, float | None, float, float]]) -> tuple[str, 
 
 def _ranges(devices: tuple[int, ...]) -> str:
     """Numbers of devices, those that follow each other as a range: 0-3, 6."""
-    parts: list[list[int]] = []
-    for device in sorted(devices):
-        if parts and parts[-1][1] == device - 1:
-            parts[-1][1] = device
-        else:
-            parts.append([device, device])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    parts = []
+    for _, group in groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0]):
+        numbers = [str(device) for _, device in group]
+        parts.append(numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ", ".join(parts)
