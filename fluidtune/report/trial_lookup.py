@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.fold import Run, fold_of
@@ -55,10 +55,13 @@ def trial_called(wanted: str, names: Mapping[str, str]) -> str:
 
 def short_names(trials: Sequence[str]) -> dict[str, str]:
     """Names without the prefix that all trials share: 'train_4f2e1_00007' becomes '7' beside 'train_4f2e1_00008'."""
+    # The prefix that the first and the last name in sorted order share is shared by all names between them.
+    pairs = zip(min(trials, default=""), max(trials, default=""), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     # Cut after an underscore, so that 17 and 18 do not become 7 and 8, and a single trial keeps a name.
-    cut = os.path.commonprefix(list(trials)).rfind("_") + 1
+    prefix = trials[0][: trials[0].rfind("_", 0, common) + 1] if trials else ""
     names = {}
     for trial in trials:
-        rest = trial[cut:]
+        rest = trial[len(prefix) :]
         names[trial] = printable(rest.lstrip("0") or "0" if rest.isdigit() else rest)
     return names

@@ -25,7 +25,7 @@ def test_a_lost_device_frees_all_that_the_trial_held():
     gained = ev(8, "device_gained", device=1, node="n")
     again = [ev(4, "device_lost", device=1), started(6, "a", 0, resumed=True), gained, gained]
     use = occupancy_of([begin(0, 2), started(0, "a", 0, 1), *again, over(10)])
-    assert [span[:4] + (span.end,) for span in use.spans] == [("a", (0, 1), 1, 0, 4), ("a", (0,), 1, 6, 10)]
+    assert [(*span[:4], span.end) for span in use.spans] == [("a", (0, 1), 1, 0, 4), ("a", (0,), 1, 6, 10)]
     assert use.available == {0: [(0, 10)], 1: [(0, 4), (8, 10)]}
     assert available_seconds(use) == 16
     assert held_part(use) == pytest.approx(12 / 16)

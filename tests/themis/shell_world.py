@@ -156,7 +156,7 @@ class World:
             self.calls[name] += 1
             if name == "write_books" and self.disk is not None:
                 raise self.disk
-            return self.call(name, lambda: real(*args, **kwargs), args)
+            return self.call(name, lambda: real(*args, **kwargs), (*args, *kwargs.values()))
 
         return call
 

@@ -13,8 +13,6 @@ from tests.report.test_summary import by_hand
 from tests.view.pages import Page
 
 
-
-
 def test_a_run_by_hand() -> None:
     page = Page().take(changes(Fold(by_hand())))
     assert list(page.trials) == ["c", "b", "a"]  # what changed last comes first
