@@ -316,8 +316,8 @@ def utilisation_figure(run: Run) -> Figure:
         text = f"FluidTune: {_use_in_words(fold, use)}, {length / unit:.3g} {unit_name}"
         _draw_use(above, x, 100 * busy.total, 100 * starts.total, 0.0, text)
         for row, device in enumerate(busy.devices):
-            parts = (UTILISATION_ROW * found.devices[device] for found in (busy, starts))
-            _draw_use(below, x, *parts, rows - 1 - row, None)
+            held, begun = (UTILISATION_ROW * found.devices[device] for found in (busy, starts))
+            _draw_use(below, x, held, begun, rows - 1 - row, None)
         above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
     _draw_samples(below, fold, use, unit)
     above.set_ylim(0, 104)
