@@ -208,7 +208,6 @@ class Engine:
         """A copy of what is known of one trial. Raises EngineError if it was never added."""
         state = self._state
         trial = known_trial(state, name)
-        need = None if state.sharing is None else state.sharing.need_of(trial)
         return TrialView(
             group=trial.group.name,
             status=trial.status,
@@ -217,7 +216,6 @@ class Engine:
             height=height(state, trial),
             seconds=trial.speed.by_width(),
             rung=trial.rung,
-            need=None if need is None else (float(need.persistent), float(need.ephemeral)),
         )
 
     def place_in_lanes(self, name: str) -> Place | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,11 +70,10 @@ WINDOWS = 150
 UTILISATION_ROW = 0.86
 
 
-def _device_ticks(axes: Axes, devices: Sequence[int], offset: float) -> None:
-    """Name the rows, device 0 on top. Where rows are low, only every second, fourth, ... row gets a name."""
+def _device_ticks(axes: Axes, devices: Sequence[int], at: Callable[[int], float]) -> None:
+    """Name the rows, the n-th at the y value ``at(n)``. Where rows are low, every second, fourth, ... gets a name."""
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 20) if len(devices) <= 40 * step)
-    axes.set_yticks([row + offset for row in range(0, len(devices), every)])
-    axes.set_yticklabels([str(device) for device in devices[::every]])
+    axes.set_yticks([at(row) for row in range(0, len(devices), every)], [str(device) for device in devices[::every]])
     axes.set_ylabel("device", color=INK)
 
 
@@ -159,7 +158,7 @@ def timeline_figure(run: Run) -> Figure:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, max(at(use.end), 1e-9))
     axes.set_ylim(max(len(devices), 1), 0)
-    _device_ticks(axes, devices, 0.5)
+    _device_ticks(axes, devices, lambda row: row + 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
     axes.set_title(f"{_title(fold.head, use)}, {_use_in_words(fold, use)}", loc="left", fontsize=12, color=INK, pad=10)
@@ -327,12 +326,8 @@ def utilisation_figure(run: Run) -> Figure:
     title = f"{_title(fold.head, use)}: devices held by trials"
     above.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
     polish_axes(above)
-    _device_ticks(below, list(use.available), 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
-    below.set_yticks(
-        [rows - 1 - tick + UTILISATION_ROW / 2 for tick in below.get_yticks()],
-        [t.get_text() for t in below.get_yticklabels()],
-    )
+    _device_ticks(below, list(use.available), lambda row: rows - 1 - row + UTILISATION_ROW / 2)
     below.set_ylim(-0.05, rows)
     below.set_xlim(0, max(length / unit, 1e-9))
     below.set_xlabel(f"time since start ({unit_name}), averaged over {window:g} s", color=INK)
@@ -347,20 +342,18 @@ def utilisation_figure(run: Run) -> Figure:
 def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
     """Draw what NVML measured on each of our devices over the curve of what trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for device in rows.keys() & fold.samples:
-        for at, utilisation, used, total in fold.samples[device]:
-            for what, part in (("computing", utilisation), ("memory in use", used / total)):
-                if part is not None:
-                    point = (at - use.start) / unit, rows[device] + UTILISATION_ROW * part
-                    found.setdefault((what, device), []).append(point)
-    labelled = set()
-    for (what, _), points in found.items():
-        label = None if what in labelled else f"{what}, by NVML"
-        labelled.add(what)
-        style = "-" if what == "computing" else ":"
-        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
-    if found:
+    for what, style in (("computing", "-"), ("memory in use", ":")):
+        label: str | None = f"{what}, by NVML"
+        for device in rows.keys() & fold.samples:
+            points = [
+                ((at - use.start) / unit, rows[device] + UTILISATION_ROW * part)
+                for at, computing, used, total in fold.samples[device]
+                if (part := computing if style == "-" else used / total) is not None
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
+                label = None
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
 
 

@@ -36,6 +36,7 @@ SENTENCES = {
     "can_grow": ("can grow", "can have several workers, as a trial of its trainable has shown"),
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "does not grow from now on{reason}"),
+    "suspend_asked": ("asked to leave", "was asked to leave its device and to go on later{because}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
     "recovered": ("recovered", "another worker has it, with {iteration} iterations reported{reason}"),
     "room_lacking": ("no room", "device {device} had no room for it{reason}"),
@@ -331,10 +332,6 @@ class _Teller:
     def _on_growth_checked(self, event: EventDict) -> None:
         found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"
         self._tell("growth checked", f"calls of {event.get('module', 'a module')} {found}{_with(event)}")
-
-    def _on_suspend_asked(self, event: EventDict) -> None:
-        kind = _kind_of("asked to leave", event)
-        self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
 
     def _on_steered(self, event: EventDict) -> None:
         kind, by = str(event["kind"]), f"{event['by']} ({event['via']})"
