@@ -150,7 +150,7 @@ def timeline_figure(run: Run) -> Figure:
     seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
     faces = [colours[span.trial] for span, _, _ in boxes]
     _draw_boxes(axes, boxes, at, "trials", facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
-    begun = {(span.trial, span.start): span for span in _begun(fold, use)}
+    begun = {(span.trial, span.start): span for span in _begun(fold)}
     veils = [(begun[key], low, high) for i, low, high in boxes if (key := (i.trial, i.start)) in begun]
     _draw_boxes(axes, veils, at, "starts", facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
     reasons = draw_marks(axes, fold, use, rows, at)
@@ -181,9 +181,9 @@ def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     return boxes
 
 
-def _begun(fold: Fold, use: Occupancy) -> list[Span]:
+def _begun(fold: Fold) -> list[Span]:
     """The spans' parts in which trials start; none in a log without iterations, which does not say."""
-    return starting(fold, use) if fold.counts["trial_result"] else []
+    return starting(fold) if fold.counts["trial_result"] else []
 
 
 def _use_in_words(fold: Fold, use: Occupancy) -> str:
@@ -310,7 +310,7 @@ def utilisation_figure(run: Run) -> Figure:
     if length > 0:
         inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
         edges = use.start + np.concatenate([[0.0], inside, [length]])
-        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, spans=_begun(fold, use))))
+        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, spans=_begun(fold))))
         x = (edges - use.start) / unit
         text = f"FluidTune: {_use_in_words(fold, use)}, {length / unit:.3g} {unit_name}"
         _draw_use(above, x, 100 * busy.total, 100 * starts.total, 0.0, text)

@@ -221,6 +221,10 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     recoveries += f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
     recoveries += f", {plural(summary.done_twice, 'iteration')} done twice" if summary.done_twice else ""
     metric = f", {summary.metric or 'metric'} {summary.best_metric:.6g}" if summary.best_metric is not None else ""
+    use, available = summary.time_use, summary.available_device_seconds
+    iterating = f"{duration(use.iterating)} in iterations of {duration(available)} device time"
+    rest = {"starts": use.starting, "resizes": use.moving, "between iterations": use.between, "no trial": use.idle}
+    other = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
     bound = summary.bound
     rows = [
         ("algorithm", summary.algorithm),
@@ -228,7 +232,8 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("machine", summary.machine),
         ("devices", plural(summary.devices, "device") + (f" ({summary.kind})" if summary.kind else "")),
         ("trials", f"{summary.trials}: {endings}" if endings else "none"),
-        *_use_rows(summary),
+        ("utilisation", f"{summary.utilisation:.1%} ({iterating})"),
+        ("other device time", ", ".join(other)),
         ("resizes", resizes if summary.resizes or summary.resizes_failed else ""),
         ("", f"why: {', '.join(reasons)}" if set(summary.resize_reasons) - {"unknown"} else ""),
         ("workers", workers if summary.workers_started or summary.workers_lost else ""),
@@ -252,25 +257,6 @@ def _restore_in_words(found: dict[str, Any]) -> str:
 def left_out(lines: int) -> str:
     """What is said of lines of the log that cannot be read."""
     return f"{plural(lines, 'line')} left out: broken, or of another version"
-
-
-def _use_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What became of the device time: iterations first, then the rest by what it was spent on."""
-    use, available = summary.time_use, summary.available_device_seconds
-    rest = {
-        "starts": use.starting,
-        "resizes": use.moving,
-        "between iterations": use.between,
-        "no trial": use.idle,
-    }
-    rows = [
-        (
-            "utilisation",
-            f"{summary.utilisation:.1%} ({duration(use.iterating)} in iterations of {duration(available)} device time)",
-        )
-    ]
-    parts = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
-    return rows + ([("other device time", ", ".join(parts))] if parts else [])
 
 
 def render(summary: Summary) -> RenderableType:

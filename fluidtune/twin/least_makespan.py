@@ -33,7 +33,6 @@ the largest measured number of trials on a device they take turns. The bound is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -87,17 +86,14 @@ def _hull(points: list[tuple[float, float]]) -> _Speeds:
     for x, y in sorted(points):
         if hull and y >= hull[-1][1]:
             continue
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (x, y)):
+        while len(hull) > 1:
+            (x1, y1), (x2, y2) = hull[-2:]
+            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
+                break  # the second one lies below the line from the first one to this one
             hull.pop()
         hull.append((x, y))
     found = np.array(hull)
     return _Speeds(found[:, 0], found[:, 1])
-
-
-def _is_above(one: tuple[float, float], middle: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether ``middle`` lies on or above the line from ``one`` to ``other``."""
-    rise = (middle[1] - one[1]) * (other[0] - one[0])
-    return rise >= (other[1] - one[1]) * (middle[0] - one[0])
 
 
 class _Pieces:
@@ -148,9 +144,9 @@ def _ready(costs: Costs, devices: int, gang: int) -> Floats:
 
     ``gang``: the most devices that one process serves.
     """
-    most = devices if math.isinf(costs.at_once) else costs.starts_at_once
+    most, seconds = costs.starts(devices)
     rounds = np.arange(devices) // gang // most + 1
-    return np.asarray(costs.begin + costs.first + costs.start_seconds * rounds, dtype=np.float64)
+    return np.asarray(costs.begin + costs.first + seconds * rounds, dtype=np.float64)
 
 
 def _smallest(pieces: _Pieces, of: NDArray[np.intp], heads: Floats, tails: Floats, ready: _Ready | None) -> float:

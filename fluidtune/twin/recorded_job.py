@@ -50,15 +50,12 @@ class Costs:
     first: float = 0.0
     turn: float = 0.0
 
-    @property
-    def starts_at_once(self) -> int:
-        """How many processes start at a time, if that is limited."""
-        return math.ceil(self.at_once)
-
-    @property
-    def start_seconds(self) -> float:
-        """Seconds of a start while as many start as may."""
-        return self.cold if math.isinf(self.at_once) else self.cold * self.starts_at_once / self.at_once
+    def starts(self, most: int) -> tuple[int, float]:
+        """How many processes start at a time, ``most`` if any number may, and the seconds of a start among so many."""
+        if math.isinf(self.at_once):
+            return most, self.cold
+        count = math.ceil(self.at_once)
+        return count, self.cold * count / self.at_once
 
 
 @dataclass(frozen=True)

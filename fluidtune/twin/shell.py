@@ -8,7 +8,6 @@ long as the profile says, amid an iteration. To shrink takes no time.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -109,9 +108,9 @@ class Twin:
         self._growable = False
         #: Number of processes that serve no trial and may serve another one, by device.
         self._idle: Counter[int] = Counter()
-        costs = job.costs
+        at_once, self._start_s = job.costs.starts(0)
         #: When each of the processes that may start at a time is there; none: all may.
-        self._starting = [] if math.isinf(costs.at_once) else [0.0] * costs.starts_at_once
+        self._starting = [0.0] * at_once
         #: Trials that train, by their first device.
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
@@ -246,7 +245,7 @@ class Twin:
     def _start_worker(self, then: Callable[[], None]) -> None:
         """Call ``then`` when a new process is there: they start in turn, a few at a time, as in `cluster.pool`."""
         began = max(self.now, self._starting[0]) if self._starting else self.now
-        there = began + self.job.costs.start_seconds
+        there = began + self._start_s
         if self._starting:
             heapq.heapreplace(self._starting, there)
         heapq.heappush(self._heap, (there, next(self._order), then))
