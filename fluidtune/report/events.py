@@ -153,14 +153,10 @@ class EventLog:
 
 
 class Events(list[EventDict]):
-    """The events of one log in the order of the file.
+    """The events of one log in the order of the file."""
 
-    ``dropped``: the number of lines that cannot be read. A driver that is killed while it writes leaves one.
-    """
-
-    def __init__(self, events: Iterable[EventDict] = (), dropped: int = 0) -> None:
-        super().__init__(events)
-        self.dropped = dropped
+    #: The number of lines that cannot be read. A driver that is killed while it writes leaves one.
+    dropped = 0
 
 
 def record_of(line: bytes) -> EventDict | None:

@@ -239,16 +239,12 @@ class Twin:
         if self._idle[device]:
             self._idle[device] -= 1
             self._call_after(self.job.costs.turn, then)
-        else:
-            self._start_worker(partial(self._call_after, self.job.costs.first, then))
-
-    def _start_worker(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when a new process is there: they start in turn, a few at a time, as in `cluster.pool`."""
-        began = max(self.now, self._starting[0]) if self._starting else self.now
-        there = began + self._start_s
+            return
+        # New ones start in turn, a few at a time, as in `cluster.pool`.
+        there = self._start_s + (max(self.now, self._starting[0]) if self._starting else self.now)
         if self._starting:
             heapq.heapreplace(self._starting, there)
-        heapq.heappush(self._heap, (there, next(self._order), then))
+        heapq.heappush(self._heap, (there, next(self._order), partial(self._call_after, self.job.costs.first, then)))
 
     def _keep(self, *devices: int) -> None:
         """A worker of each device serves no trial any more."""
