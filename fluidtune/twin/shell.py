@@ -244,7 +244,8 @@ class Twin:
         there = self._start_s + (max(self.now, self._starting[0]) if self._starting else self.now)
         if self._starting:
             heapq.heapreplace(self._starting, there)
-        heapq.heappush(self._heap, (there, next(self._order), partial(self._call_after, self.job.costs.first, then)))
+        began: Callable[[], None] = partial(self._call_after, self.job.costs.first, then)
+        heapq.heappush(self._heap, (there, next(self._order), began))
 
     def _keep(self, *devices: int) -> None:
         """A worker of each device serves no trial any more."""
