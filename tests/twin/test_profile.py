@@ -95,6 +95,12 @@ def test_iterations_are_measured_by_the_trials_that_trained_there():
     assert profile.resize == 0.1
 
 
+def test_a_trial_that_loads_slows_no_neighbour():
+    events = [started(0, "a", 0), result(1.0, "a", 1.0), started(1, "b", 0)]
+    events += [*(result(float(t), "a", 1.0) for t in range(2, 12)), result(13.0, "b", 1.0)]
+    assert measure(events).profile.packed == {}
+
+
 def test_a_trial_whose_neighbour_is_gone_is_measured_alone():
     """Whichever event says that it is gone: tests/report/test_occupancy.py."""
     events = [begin(0, 1), started(0, "a", 0), started(0, "b", 0)]
