@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.common import ROOT, run_process
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import under_fluidtune
-from benchmarks.stock_events import events_from_tune_results
-from fluidtune.report import EVENT_LOG_NAME, read_events, utilisation_png, write_report
+from benchmarks.stock_events import beside_png, events_from_tune_results
+from fluidtune.report import EVENT_LOG_NAME, read_events, write_report
 
 SCRIPT = ROOT / "examples" / "digits_elastic.py"
 NAME = SCRIPT.stem
@@ -114,14 +114,15 @@ def main() -> None:
     limit.require("FluidTune")
 
     ours, stock = runs["FluidTune"] / NAME, runs["stock Ray Tune"] / NAME
-    written = write_report(ours, out)
+    shutil.copy(ours / EVENT_LOG_NAME, out)
+    written = write_report(out)
     records = {"FluidTune": fluid_iterations(read_events(ours / EVENT_LOG_NAME))}
     if "stock Ray Tune" in seconds:
         records["stock Ray Tune"] = stock_iterations(stock)
     in_iterations = [
         events_from_tune_results(of, devices=cores, run="time in iterations", kind="cpu") for of in records.values()
     ]
-    utilisation_png(in_iterations[0], written.utilisation, *in_iterations[1:])
+    beside_png(in_iterations[0], next(iter(in_iterations[1:]), None), written.utilisation)
 
     table = Table(title=f"HyperBand on handwritten digits, {cores} cores")
     for column in ("", "seconds, start-up included", "best accuracy"):

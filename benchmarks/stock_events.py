@@ -13,7 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fluidtune.report.drawing import OTHER, save_png, time_unit
 from fluidtune.report.events import EventDict, EventLogError, Events
+from fluidtune.report.fold import Run
+from fluidtune.report.occupancy import busy_over_time, held_part, occupancy_of
+from fluidtune.report.pictures import UTILISATION_ROW, WINDOWS, utilisation_figure
 
 _EXPECTED = 'expected {"trial": id, "start": unix seconds, "end": unix seconds, "device": number or list}'
 
@@ -138,3 +144,29 @@ def _rows_of(path: Path) -> list[Mapping[str, Any]]:
     if not all(isinstance(row, dict) for row in rows):
         raise EventLogError(f"{path} holds no records of trials: {_EXPECTED}")
     return rows
+
+
+def beside_png(ours: Run, stock: Run | None, out: str | os.PathLike[str]) -> Path:
+    """Draw the use of devices over time, and as a line that of a run under stock Ray Tune, if there is one. Returns the
+    PNG's path.
+
+    Time is counted from each run's own start. Their devices are matched in ascending order.
+    """
+    figure = utilisation_figure(ours)
+    if stock is None:
+        return save_png(figure, out)
+    uses = [occupancy_of(ours), occupancy_of(stock)]
+    longest = max(use.end - use.start for use in uses)
+    unit, unit_name = time_unit(uses[0].end - uses[0].start)
+    seconds = uses[1].end - uses[1].start
+    edges = np.linspace(0, seconds, WINDOWS + 1)
+    busy = busy_over_time(uses[1], uses[1].start + edges)
+    above, below = figure.axes
+    label = f"stock Ray Tune: {held_part(uses[1]):.0%} held, {seconds / unit:.3g} {unit_name}"
+    above.stairs(100 * busy.total, edges / unit, baseline=0, color=OTHER, linewidth=1.6, label=label, zorder=4)
+    for row, values in enumerate(reversed(busy.devices.values())):
+        curve = row + UTILISATION_ROW * values
+        below.stairs(curve, edges / unit, baseline=row, color=OTHER, linewidth=0.8, zorder=4)
+    above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
+    below.set_xlim(0, longest / unit)
+    return save_png(figure, out)

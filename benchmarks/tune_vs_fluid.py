@@ -24,6 +24,7 @@ other figures are those of the other sides (side_limit.py).
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,9 +37,9 @@ from benchmarks.demo import fluid_iterations, stock_iterations
 from benchmarks.scaled_profile import scaled
 from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
-from benchmarks.stock_events import events_from_tune_results
+from benchmarks.stock_events import beside_png, events_from_tune_results
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.report import EVENT_LOG_NAME, read_events, utilisation_png, write_report
+from fluidtune.report import EVENT_LOG_NAME, read_events, write_report
 from fluidtune.report.occupancy import held_part, occupancy_of
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
@@ -138,8 +139,9 @@ def utilisations(keep: Path, sides: Iterable[str], devices: int, out: Path | Non
         for name, found in records.items()
     }
     if out is not None:
-        written = write_report(keep / OURS, out)
-        utilisation_png(events[OURS], written.utilisation, events.get("stock"))
+        shutil.copy(keep / OURS / EVENT_LOG_NAME, out)
+        written = write_report(out)
+        beside_png(events[OURS], events.get("stock"), written.utilisation)
     return {name: held_part(occupancy_of(found)) for name, found in events.items()}
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fluidtune.engine.resizing import next_width, worth_a_device
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import ROUNDING
+from fluidtune.engine.wait_queue import may_start
 from fluidtune.engine.width_rules import change_pays
 
 
@@ -67,14 +68,9 @@ def with_arrivals(demand: DeviceDemand, shares: Collection[float]) -> DeviceDema
 
 def _starting(state: State) -> dict[int, int]:
     trials: Counter[int] = Counter()
-    places: dict[str, int] = {}
-    for line in state.waiting.lines():
-        left = places.setdefault(line.group.name, line.group.places)
-        count = max(0, min(len(line.trials), left))
-        places[line.group.name] -= count
-        slots = line.trials[0].slots_by_share if line.gang == 1 else 1
+    for line, count in may_start(state.waiting.lines()):
         if count:
-            trials[line.gang] += -(-count // slots)
+            trials[line.gang] += -(-count // line.trials[0].slots_by_share)
     return dict(trials)
 
 

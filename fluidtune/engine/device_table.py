@@ -16,13 +16,6 @@ from typing import Any
 from fluidtune.engine.trial import EngineError
 
 
-def _remove(ordered: list[Any], entry: Any) -> None:
-    """Takes ``entry`` out of a list in ascending order, which must have it."""
-    index = bisect_left(ordered, entry)
-    assert ordered[index : index + 1] == [entry], f"{entry} is not there"
-    del ordered[index]
-
-
 class DeviceModels:
     """Of which model each device is, as far as workers have told.
 
@@ -112,16 +105,12 @@ class DeviceTable:
         self._place[device] = self._last_place
         self.size[node] = self.size.get(node, 0) + 1
         self.idle_on.setdefault(node, [])
-        self._set_idle(device)
+        self._index(device)
 
     def mark_leaving(self, device: int) -> None:
         """No trial gets ``device`` any more."""
         node = self.node[device]
-        if self.tenants[device]:
-            self._unset_open(device)
-            self._unset_loaded(device)
-        else:
-            self._unset_idle(device)
+        self._unindex(device)
         self.leaving.add(device)
         self.size[node] -= 1
         if not self.size[node]:
@@ -140,43 +129,29 @@ class DeviceTable:
     def add_tenant(self, device: int, trial: str, slots: int = 1) -> None:
         """``trial`` gets a slot of ``device``. An idle device is divided into ``slots`` first."""
         tenants = self.tenants[device]
+        self._unindex(device)
         if not tenants:
-            self._unset_idle(device)
             self.slots[device] = slots
-        else:
-            assert len(tenants) < self.slots[device], (device, tenants, trial)
-            self._unset_open(device)
-            self._unset_loaded(device)
+        assert len(tenants) < self.slots[device], (device, tenants, trial)
         tenants.append(trial)
-        self._set_open(device)
-        self._set_loaded(device)
+        self._index(device)
 
     def remove_tenant(self, device: int, trial: str) -> None:
         """``trial`` leaves ``device``, which is idle if no other trial holds it."""
         tenants = self.tenants[device]
-        self._unset_open(device)
-        self._unset_loaded(device)
+        self._unindex(device)
         tenants.remove(trial)
-        if tenants:
-            self._set_open(device)
-            self._set_loaded(device)
-        else:
+        if not tenants:
             self.slots[device] = 1
-            self._set_idle(device)
+        self._index(device)
 
     def divide_device(self, device: int, slots: int) -> None:
-        """Divides a device that has tenants, and fewer than ``slots`` of them, into ``slots``."""
+        """Divides a device that has tenants, no more of them than ``slots``, into ``slots``."""
         tenants = self.tenants[device]
-        assert tenants and len(tenants) < slots, (device, tenants, slots)
-        self._unset_open(device)
+        assert 0 < len(tenants) <= slots, (device, tenants, slots)
+        self._unindex(device)
         self.slots[device] = slots
-        self._set_open(device)
-
-    def make_whole(self, device: int) -> None:
-        """The only tenant of a shared device gets all of it, so that no other trial can join."""
-        assert len(self.tenants[device]) == 1, (device, self.tenants[device])
-        self._unset_open(device)
-        self.slots[device] = 1
+        self._index(device)
 
     # Choices
 
@@ -216,18 +191,12 @@ class DeviceTable:
 
         They are of one model if any node has ``count`` of one.
         """
-        if self.models.mixed:
-            parts = [
-                (len(idle), node, part)
-                for node, idle in self.idle_on.items()
-                if node != forbid
-                for part in self.models.by_model(idle)
-                if len(part) >= count
-            ]
-            if parts:
-                return min(parts)[2][:count]
-        nodes = [(len(idle), node) for node, idle in self.idle_on.items() if len(idle) >= count and node != forbid]
-        return self.idle_on[min(nodes)[1]][:count] if nodes else None
+        wholes = [(len(idle), node, idle) for node, idle in self.idle_on.items() if node != forbid]
+        parts = [(size, node, part) for size, node, idle in wholes for part in self.models.by_model(idle)]
+        for among in (parts if self.models.mixed else [], wholes):
+            if enough := [each for each in among if len(each[2]) >= count]:
+                return min(enough)[2][:count]
+        return None
 
     def node_to_empty(self, count: int) -> str | None:
         """The node with the most idle devices among those that have ``count`` devices at all; None if none has."""
@@ -265,30 +234,27 @@ class DeviceTable:
         leaving = any(len(self.tenants[device]) > 1 for device in self.leaving)
         return leaving or any(count > 1 and devices for count, devices in self._loaded.items())
 
-    # The indices
+    # The indices: a device is out of them while it changes
 
-    def _set_open(self, device: int) -> None:
-        if device not in self.leaving and len(self.tenants[device]) < self.slots[device]:
-            insort(self._open, (len(self.tenants[device]), device))
+    def _index(self, device: int) -> None:
+        for index, entry in self._entries(device):
+            insort(index, entry)
 
-    def _unset_open(self, device: int) -> None:
-        if device not in self.leaving and len(self.tenants[device]) < self.slots[device]:
-            _remove(self._open, (len(self.tenants[device]), device))
+    def _unindex(self, device: int) -> None:
+        for index, entry in self._entries(device):
+            place = bisect_left(index, entry)
+            assert index[place : place + 1] == [entry], f"{entry} is not there"
+            del index[place]
 
-    def _set_loaded(self, device: int) -> None:
-        if device not in self.leaving:
-            insort(self._loaded.setdefault(len(self.tenants[device]), []), (self._place[device], device))
-
-    def _unset_loaded(self, device: int) -> None:
-        if device not in self.leaving:
-            _remove(self._loaded[len(self.tenants[device])], (self._place[device], device))
-
-    def _set_idle(self, device: int) -> None:
+    def _entries(self, device: int) -> Iterator[tuple[list[Any], Any]]:
+        """The indices that a device is in, and its entry in each; none while it leaves."""
+        count = len(self.tenants[device])
         if device in self.leaving:
             return
-        insort(self.idle, device)
-        insort(self.idle_on[self.node[device]], device)
-
-    def _unset_idle(self, device: int) -> None:
-        _remove(self.idle, device)
-        _remove(self.idle_on[self.node[device]], device)
+        if not count:
+            yield self.idle, device
+            yield self.idle_on[self.node[device]], device
+            return
+        yield self._loaded.setdefault(count, []), (self._place[device], device)
+        if count < self.slots[device]:
+            yield self._open, (count, device)

@@ -116,10 +116,6 @@ class Engine:
         """The trials that hold ``device``, in the order in which they came; none if the device is not there."""
         return tuple(self._state.devices.tenants.get(device, ()))
 
-    def runs_on(self, trial: str) -> tuple[int, ...]:
-        """Devices that the trial runs on, the first worker's first. Raises EngineError if it was never added."""
-        return known_trial(self._state, trial).devices
-
     def held_devices(self) -> dict[str, tuple[int, ...]]:
         """Devices of every trial that holds some, by trial, in the order in which the trials started.
 
@@ -212,7 +208,6 @@ class Engine:
         """A copy of what is known of one trial. Raises EngineError if it was never added."""
         state = self._state
         trial = known_trial(state, name)
-        need = None if state.sharing is None else state.sharing.need_of(trial)
         return TrialView(
             group=trial.group.name,
             status=trial.status,
@@ -221,7 +216,6 @@ class Engine:
             height=height(state, trial),
             seconds=trial.speed.by_width(),
             rung=trial.rung,
-            need=None if need is None else (float(need.persistent), float(need.ephemeral)),
         )
 
     def place_in_lanes(self, name: str) -> Place | None:

@@ -17,7 +17,7 @@ from fluidtune.engine.messages import Resume, Start
 from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
-from fluidtune.engine.wait_queue import Line
+from fluidtune.engine.wait_queue import Line, may_start
 from fluidtune.engine.width_rules import asked_slots, change_pays, most_sharing, planned_c, widest
 from fluidtune.planning.fluid import static_widths
 
@@ -69,16 +69,9 @@ def devices_wanted(state: State) -> int:
 
     Trials that wait for their group's concurrency, or for more devices of one node than any node has, do not count.
     """
-    total = 0
-    places: dict[str, int] = {}
-    for line in state.waiting.lines():
-        if line.gang > 1 and state.devices.node_to_empty(line.gang) is None:
-            continue
-        left = places.setdefault(line.group.name, line.group.places)
-        count = max(0, min(len(line.trials), left))
-        places[line.group.name] -= count
-        total += count * line.gang
-    return total
+    table = state.devices
+    lines = (line for line in state.waiting.lines() if line.gang == 1 or table.node_to_empty(line.gang) is not None)
+    return sum(count * line.gang for line, count in may_start(lines))
 
 
 def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:

@@ -149,16 +149,11 @@ class _Number(float):
 class Why:
     """A reason of one case, and by name the numbers that decided, in the order of `Reason.numbers`. A name is a text.
 
-    Raises ValueError for other numbers than those of the reason.
+    See `because`.
     """
 
     reason: Reason
     numbers: tuple[tuple[str, float | str], ...]
-
-    def __post_init__(self) -> None:
-        given = tuple(name for name, _ in self.numbers)
-        if given != self.reason.numbers:
-            raise ValueError(f"the reason {self.reason.label!r} has the numbers {self.reason.numbers}, not {given}")
 
     @property
     def words(self) -> str:
@@ -174,6 +169,7 @@ class Why:
 
 def because(reason: Reason, **numbers: float | str) -> Why:
     """The reason with its numbers, given in any order. Raises ValueError if they are not those of the reason."""
-    numbers = {name: number if isinstance(number, str) else float(number) for name, number in numbers.items()}
-    known = tuple((name, numbers.pop(name)) for name in reason.numbers if name in numbers)
-    return Why(reason, (*known, *numbers.items()))
+    if numbers.keys() != set(reason.numbers):
+        raise ValueError(f"the reason {reason.label!r} has the numbers {reason.numbers}, not {tuple(numbers)}")
+    given = ((name, numbers[name]) for name in reason.numbers)
+    return Why(reason, tuple((name, number if isinstance(number, str) else float(number)) for name, number in given))

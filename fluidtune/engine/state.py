@@ -176,15 +176,14 @@ class State:
     def promise_devices(self, trial: Trial, devices: tuple[int, ...]) -> None:
         """A trial is to change to ``devices``. It holds the old and the new ones until it answers."""
         if len(devices) > 1:
-            self.devices.make_whole(trial.devices[0])
-            trial.share = 1.0
+            self.divide_device(trial.devices[0], 1)
         for device in devices:
             if device not in trial.devices:
                 self.devices.add_tenant(device, trial.name)
         trial.resizing_to = devices
 
     def divide_device(self, device: int, slots: int) -> None:
-        """Divides a device that has tenants into ``slots``; each tenant keeps one."""
+        """Divides a device that has tenants into ``slots``; each tenant keeps one. With 1 no other trial can join."""
         self.devices.divide_device(device, slots)
         for name in self.devices.tenants[device]:
             self.trials[name].share = 1 / slots

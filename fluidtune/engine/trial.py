@@ -208,6 +208,3 @@ class TrialView:
     seconds: dict[float, float]
     #: How often Tune has given it a longer budget.
     rung: int
-    #: (persistent, ephemeral) memory that it needs, as parts of a device's: its own, else what others of its job need.
-    #: None if that is unknown, and where devices are shared by count.
-    need: tuple[float, float] | None

@@ -60,6 +60,15 @@ def _rank(line: Line, trial: Trial, patience: float = math.inf) -> tuple[float, 
     return 2 if line.by_path else 3 if line.in_turn else 4, *_place(trial)
 
 
+def may_start(lines: Iterable[Line]) -> Iterator[tuple[Line, int]]:
+    """Each of the lines, and how many of its trials their group's concurrency lets start."""
+    left: dict[str, int] = {}
+    for line in lines:
+        count = max(0, min(len(line.trials), left.setdefault(line.group.name, line.group.places)))
+        left[line.group.name] -= count
+        yield line, count
+
+
 class WaitQueue:
     """All waiting trials, in lines."""
 

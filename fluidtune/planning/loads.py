@@ -164,9 +164,6 @@ def packing_limit(times: Mapping[int, float | Sequence[float]], threshold: float
     if 1 not in means:
         raise ValueError(f"times has {sorted(means)!r} but not 1; measure one trial alone first")
     limit = 1
-    while limit + 1 in means:
-        p = limit + 1
-        if not marginal_benefit(p, means[p], means[limit]) > threshold:
-            break
-        limit = p
+    while limit + 1 in means and marginal_benefit(limit + 1, means[limit + 1], means[limit]) > threshold:
+        limit += 1
     return limit

@@ -8,11 +8,12 @@ idle that a narrow one could use.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from typing import Literal
 
 from fluidtune.planning.fluid import static_fluid
@@ -38,11 +39,11 @@ class Schedule:
     """The segments of all trials, by start. Segments of one trial never overlap; a trial of height 0 has none."""
 
     segments: tuple[Segment, ...]
-    #: Seconds until the last segment ends; 0 without segments.
-    makespan: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "makespan", max((segment.end for segment in self.segments), default=0.0))
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last segment ends; 0 without segments."""
+        return max((segment.end for segment in self.segments), default=0.0)
 
 
 def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Literal["static"] = "static") -> Schedule:
@@ -64,7 +65,7 @@ def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Sc
 
     A share goes to the fullest device that still has room for it (the shares of one device never exceed 1),
     a width w >= 1 takes w whole devices. ``widths[trial_id]`` must exist and be at most n, else ValueError.
-    Takes O(trials * log(trials)) for a handful of distinct widths.
+    Takes O(trials * n) for a handful of distinct widths.
     """
     n, _, _ = check_limits(n)
     queues: dict[Fraction | int, deque[tuple[int, TrialLoad]]] = {}
@@ -78,33 +79,25 @@ def place(loads: Iterable[TrialLoad], widths: Mapping[str, Width], n: int) -> Sc
         raise ValueError(f"a trial has width {max(queues)}, but there are {n} devices; narrow it")
     whole = math.lcm(*(Fraction(width).denominator for width in queues))
     rooms = _Rooms(n, whole)
-    #: By width, how many devices it takes and how many units of each.
-    sizes = {width: (max(1, int(width)), min(whole, int(width * whole))) for width in queues}
     running: list[tuple[float, int, tuple[int, ...], int]] = []
     segments: list[Segment] = []
     now = 0.0
     while queues or running:
-        # Widths are tried in the order of their largest trials. A width that does not fit now is not tried again until
-        # devices become free.
-        waiting = [(queue[0][0], width) for width, queue in queues.items()]
-        heapify(waiting)
-        while waiting:
-            rank, width = waiting[0]
-            count, units = sizes[width]
-            taken = rooms.take_units(count, units)
+        # A width that does not fit now is not tried again until devices become free.
+        stuck: set[Fraction | int] = set()
+        while waiting := queues.keys() - stuck:
+            width = min(waiting, key=lambda width: queues[width][0][0])
+            units = min(whole, int(width * whole))
+            taken = rooms.take_units(max(1, int(width)), units)
             if taken is None:
-                heappop(waiting)
+                stuck.add(width)
                 continue
-            queue = queues[width]
-            load = queue.popleft()[1]
+            rank, load = queues[width].popleft()
+            if not queues[width]:
+                del queues[width]
             end = now + runtime(load, width)
             segments.append(Segment(load.trial_id, taken, width, now, end))
             heappush(running, (end, rank, taken, units))
-            if queue:
-                heapreplace(waiting, (queue[0][0], width))
-            else:
-                heappop(waiting)
-                del queues[width]
         now = running[0][0]
         while running and running[0][0] == now:
             _, _, taken, units = heappop(running)
@@ -116,37 +109,22 @@ class _Rooms:
     """How much of each device is free, in units of which a whole device has ``whole``."""
 
     def __init__(self, n: int, whole: int) -> None:
-        self.whole = whole
-        self.free = [whole] * n
-        self.empty = n
-        #: By number of free units, a heap of the devices that had that many when pushed. An entry counts only while
-        #: `free` still says the same.
-        self.heaps: dict[int, list[int]] = {whole: list(range(n))}
+        self._free = [whole] * n
+        #: (free units, device) of each device, ascending.
+        self._ordered = [(whole, device) for device in range(n)]
 
     def take_units(self, count: int, units: int) -> tuple[int, ...] | None:
         """Takes ``units`` of each of ``count`` devices, the fullest that have them; None if fewer devices have them."""
-        if units == self.whole and self.empty < count:
+        first = bisect_left(self._ordered, (units, 0))
+        taken = tuple(device for _, device in self._ordered[first : first + count])
+        if len(taken) < count:
             return None
-        taken: list[int] = []
-        for room in sorted(self.heaps):
-            if room < units:
-                continue
-            heap = self.heaps[room]
-            while heap and len(taken) < count:
-                device = heappop(heap)
-                # Taking units changes `free` at once, so that a second entry of the same device is skipped.
-                if self.free[device] == room:
-                    taken.append(device)
-                    self._set(device, room - units)
-        return tuple(taken) or None
+        self.give_back(taken, -units)
+        return taken
 
     def give_back(self, devices: tuple[int, ...], units: int) -> None:
         """Gives ``units`` back to each device that `take_units` took them from."""
         for device in devices:
-            self._set(device, self.free[device] + units)
-
-    def _set(self, device: int, room: int) -> None:
-        self.empty += (room == self.whole) - (self.free[device] == self.whole)
-        self.free[device] = room
-        if room:
-            heappush(self.heaps.setdefault(room, []), device)
+            del self._ordered[bisect_left(self._ordered, (self._free[device], device))]
+            self._free[device] += units
+            insort(self._ordered, (self._free[device], device))

@@ -16,7 +16,7 @@ from fluidtune.report.events import (
     this_machine,
 )
 from fluidtune.report.occupancy import occupancy_of
-from fluidtune.report.pictures import utilisation_png, write_report
+from fluidtune.report.pictures import write_report
 from fluidtune.report.run_logs import find_log
 from fluidtune.report.summary import render, summarise
 
@@ -30,6 +30,5 @@ __all__ = [
     "render",
     "summarise",
     "this_machine",
-    "utilisation_png",
     "write_report",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common kind of colour
 #: blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
-#: Our run and the run that it is compared with.
+#: What is drawn of a run, and what it is compared with.
 OURS, OTHER = PALETTE[:2]
 #: Text and markers.
 INK = "#263238"

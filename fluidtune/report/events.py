@@ -153,14 +153,10 @@ class EventLog:
 
 
 class Events(list[EventDict]):
-    """The events of one log in the order of the file.
+    """The events of one log in the order of the file."""
 
-    ``dropped``: the number of lines that cannot be read. A driver that is killed while it writes leaves one.
-    """
-
-    def __init__(self, events: Iterable[EventDict] = (), dropped: int = 0) -> None:
-        super().__init__(events)
-        self.dropped = dropped
+    #: The number of lines that cannot be read. A driver that is killed while it writes leaves one.
+    dropped = 0
 
 
 def record_of(line: bytes) -> EventDict | None:
@@ -192,38 +188,40 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_events(path: str | os.PathLike[str]) -> Events:
-    """The events of the log at ``path``; none if the file is empty.
+    """The events of the log at ``path``, see `events_of`; none if the file is empty.
+
+    Raises `NoEventLogError` if there is no file, and `EventLogError` if it is not an event log or may not be read.
+    """
+    path = Path(path)
+    with reading(path), path.open("rb") as file:
+        return events_of(path, file)
+
+
+def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
+    """The events of these lines of the log. ``begun``: whether it had events before them.
 
     A line that cannot be read (see `record_of`) is dropped and counted in `Events.dropped`. A killed driver leaves a
     part of one at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this
     version does not know are kept, so that the log of a newer version can be read.
-    Raises `NoEventLogError` if there is no file, and `EventLogError` if it is not an event log or may not be read.
+    Raises `EventLogError` if the first line shows that the file is no event log.
     """
-    path = Path(path)
-    events: list[EventDict] = []
-    dropped = 0
-    with reading(path), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            record = record_of(line)
-            if record is None and (events or may_be_cut(line)):
-                dropped += 1
-                continue
-            if not record:
-                raise not_a_log(path, number)
-            events.append(record)
-    return Events(events, dropped)
+    found = Events()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        event = record_of(line)
+        if event:
+            found.append(event)
+        elif begun or found or (event is None and _may_be_cut(line)):
+            found.dropped += 1
+        else:
+            raise EventLogError(
+                f'{log} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
+                f" give the {EVENT_LOG_NAME} in a run's directory"
+            )
+    return found
 
 
-def may_be_cut(line: bytes) -> bool:
+def _may_be_cut(line: bytes) -> bool:
     """Whether a killed driver may have left this line: it is the beginning of one as `EventLog.write` writes it."""
     return line.startswith(b'{"t": ') or b'{"t": '.startswith(line.rstrip(b"\n"))
-
-
-def not_a_log(path: Path, number: int) -> EventLogError:
-    """The error of a file whose line ``number`` is no event."""
-    return EventLogError(
-        f'{path} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
-        f" give the {EVENT_LOG_NAME} in a run's directory"
-    )

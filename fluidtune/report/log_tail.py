@@ -10,56 +10,53 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from fluidtune.report.events import (
-    EventDict,
-    NoEventLogError,
-    may_be_cut,
-    not_a_log,
-    reading,
-    record_of,
-    this_machine,
-)
+from fluidtune.report.events import EventDict, NoEventLogError, events_of, reading, this_machine
 
 #: Seconds between two looks.
 LOOK_S = 1.0
 
 
 class LogTail:
-    """A log that is still written: `new` returns what has come since the last call."""
+    """The log at ``log``, while it is written: `new` returns what has come since the last call."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        with reading(log):
-            self._file = log.open("rb")
-        self._part = b""
-        self._begun = False
+        self._file: BinaryIO | None = None
         #: Lines so far that cannot be read, as `read_events` counts them.
         self.dropped = 0
+
+    def anew(self) -> bool:
+        """Read from its first line on what is there now, if that is another file than before. Returns whether it is.
+
+        Raises `NoEventLogError` if there has been none so far, and `EventLogError` if it may not be read.
+        """
+        if self.left is not None or (self._file is not None and not self._log.is_file()):
+            return False
+        with reading(self._log):
+            file = self._log.open("rb")
+        self.close()
+        self._file, self._part, self._begun, self.dropped = file, b"", False, 0
+        return True
 
     def new(self, most: int = -1) -> list[EventDict]:
         """The events of the lines that are complete by now. What cannot be read is left out, as by `read_events`.
 
         ``most``: bytes that are read; -1: all. Raises `EventLogError` if the file is not an event log.
         """
+        assert self._file is not None, "`anew` was never called"
         with reading(self._log):
             *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
-        events: list[EventDict] = []
-        for line in filter(bytes.strip, lines):
-            event = record_of(line)
-            if event:
-                self._begun = True
-                events.append(event)
-            elif self._begun or (event is None and may_be_cut(line)):
-                self.dropped += 1
-            else:
-                raise not_a_log(self._log, 1)
-        return events
+        found = events_of(self._log, lines, self._begun)
+        self._begun, self.dropped = self._begun or bool(found), self.dropped + found.dropped
+        return found
 
     @property
     def left(self) -> int | None:
         """Bytes that were not read yet. None: the file is another one by now, or begins anew, or is not there."""
+        if self._file is None:
+            return None
         mine, size = os.fstat(self._file.fileno()), self._file.tell()
         try:
             there = os.stat(self._log)
@@ -69,7 +66,8 @@ class LogTail:
         return there.st_size - size if same and there.st_size >= size else None
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def driver_died(head: EventDict) -> bool:

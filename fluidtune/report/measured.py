@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,6 +9,7 @@ from statistics import median
 
 from fluidtune.profiles import Profile, ProfileError
 from fluidtune.report.fold import Fold, Run, fold_of
+from fluidtune.report.time_use import starting
 
 #: Rounds in which trials' and places' parts of the time are fitted in turn. Later rounds change little.
 _ROUNDS = 5
@@ -72,28 +71,23 @@ def _steps(fold: Fold) -> list[tuple[float, float, str, tuple[int, ...], float |
     """What trials did, by time: unix seconds, the event's number, the trial, its devices from then on, and None.
 
     For an iteration the last one is its seconds, and there are no devices. A trial that is still loading does not slow
-    its neighbours down: a start is at the begin of its first iteration, and one without an iteration is left out.
+    its neighbours down: it comes at the begin of its first iteration, and one without an iteration is left out.
     """
     steps: list[tuple[float, float, str, tuple[int, ...], float | None]] = []
+    steps += ((line.at, line.number, its.trial, (), line.seconds) for its, line in fold.lines())
+    loaded = {(part.trial, part.first): part.end for part in starting(fold)}
     for name, trial in fold.trials.items():
-        lines, spans = list(trial.lines()), fold.spans_of(name)
-        steps += ((line.at, line.number, name, (), line.seconds) for line in lines)
-        starts = {note.number for note in trial.noted("trial_started")}
-        resizes = {note.number for note in trial.notes if note.resize}
-        before: tuple[int, ...] = ()
+        there: tuple[int, ...] = ()
+        spans = fold.spans_of(name)
+        moves = {note.number for note in trial.notes if note.resize or note.name == "trial_started"}
         for span, after in zip_longest(spans, spans[1:]):
-            goes_on = after is not None and after.first == span.last
-            at = span.start
-            if span.first in starts:
-                place = bisect_left(lines, (span.first,))
-                first = lines[place : place + 1]
-                felt = bool(first) and (goes_on or span.last < 0 or first[0].number < span.last)
-                at = min(first[0].at - first[0].seconds, after.start if goes_on else math.inf) if felt else math.inf
-            if at < math.inf and (span.devices != before or span.first in starts | resizes):
+            at = loaded.get((name, span.first), span.start)
+            if at < min(span.end, fold.now) and (span.devices != there or span.first in moves):
                 steps.append((at, span.first, name, span.devices, None))
-            if not goes_on and span.last >= 0:
+                there = span.devices
+            if span.last >= 0 and (after is None or after.first != span.last):
                 steps.append((span.end, span.last, name, (), None))
-            before = span.devices if goes_on else ()
+                there = ()
     return sorted(steps, key=lambda step: step[:2])
 
 

@@ -14,25 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluidtune.report.fold import Fold, Run, fold_of
-
-
-class Interval(NamedTuple):
-    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds)."""
-
-    trial: str
-    device: int
-    share: float
-    start: float
-    end: float
+from fluidtune.report.fold import Fold, Run, Span, fold_of
 
 
 @dataclass(frozen=True)
 class Occupancy:
     """The use of a run's devices; times are unix seconds."""
 
-    #: Sorted by start. An interval that was open when a driver was killed ends with that driver's last event.
-    intervals: list[Interval]
+    #: Those of trials, sorted by start. One that was open when a driver was killed ends with that driver's last event.
+    spans: list[Span]
     #: device -> the disjoint spans in which the run had it, for each device that it ever had, in ascending order.
     available: dict[int, list[tuple[float, float]]]
     #: The spans in which a driver ran: one, and one more for each restore of the experiment.
@@ -48,11 +38,12 @@ class Occupancy:
         """When the last driver ended, or its last event if it was killed; 0 if there are no events."""
         return self.drivers[-1][1] if self.drivers else 0.0
 
-    def by_device(self) -> dict[int, list[Interval]]:
-        """device -> its intervals, for each device that the run ever had."""
-        found: dict[int, list[Interval]] = {device: [] for device in self.available}
-        for interval in self.intervals:
-            found[interval.device].append(interval)
+    def by_device(self) -> dict[int, list[Span]]:
+        """device -> the spans on it, for each device that the run ever had."""
+        found: dict[int, list[Span]] = {device: [] for device in self.available}
+        for span in self.spans:
+            for device in span.devices:
+                found[device].append(span)
         return found
 
     @property
@@ -65,9 +56,9 @@ def occupancy_of(run: Run) -> Occupancy:
     """The use of a run's devices so far. Until the last event, what is still held was held."""
     fold = fold_of(run)
     use = latest(fold, fold.now, math.inf)
-    use.intervals.sort(key=lambda interval: (interval.start, interval.device))
     drivers = fold.drivers + ([(fold.driver_since, fold.now)] if fold.driver_since is not None else [])
-    return Occupancy(use.intervals, dict(sorted(use.available.items())), drivers)
+    use.spans.sort(key=lambda span: (span.start, span.devices))
+    return Occupancy(use.spans, dict(sorted(use.available.items())), drivers)
 
 
 def latest(fold: Fold, now: float, seconds: float) -> Occupancy:
@@ -78,18 +69,12 @@ def latest(fold: Fold, now: float, seconds: float) -> Occupancy:
     began = now - seconds
     spans = takewhile(lambda span: span.end >= began, reversed(fold.spans))  # they are in the order of their ends
     closed = [*reversed(list(spans)), *(span._replace(end=now) for span in fold.held.values())]
-    intervals = [
-        Interval(span.trial, device, span.share, span.start, span.end)
-        for span in closed
-        if span.end > span.start
-        for device in span.devices
-    ]
     available = {
         device: [span for span in spans if span[1] >= began]
         + ([(fold.there[device], now)] if fold.there.get(device, now) < now else [])
         for device, spans in fold.available.items()
     }
-    return Occupancy(intervals, available, [(began, now)])
+    return Occupancy([span for span in closed if span.end > span.start], available, [(began, now)])
 
 
 class Steps(NamedTuple):
@@ -110,7 +95,7 @@ def device_steps(use: Occupancy) -> dict[int, Steps]:
     return {device: _steps(held, use.available[device]) for device, held in sorted(use.by_device().items())}
 
 
-def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> Steps:
+def _steps(held: Sequence[Span], spans: Sequence[tuple[float, float]]) -> Steps:
     # One row per change: (time, change of busy, of trials, of there). Cumulated sums by time are the steps.
     changes = [(i.start, i.share, 1.0, 0.0) for i in held] + [(i.end, -i.share, -1.0, 0.0) for i in held]
     changes += [(start, 0.0, 0.0, 1.0) for start, _ in spans] + [(end, 0.0, 0.0, -1.0) for _, end in spans]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,6 @@ from fluidtune.report.drawing import (
     COLOURS,
     GRID,
     INK,
-    OTHER,
     OURS,
     PALETTE,
     as_written,
@@ -31,10 +30,9 @@ from fluidtune.report.drawing import (
     time_unit,
 )
 from fluidtune.report.events import EventDict
-from fluidtune.report.fold import Fold, Run, fold_of
+from fluidtune.report.fold import Fold, Run, Span, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import (
-    Interval,
     Occupancy,
     available_seconds,
     busy_over_time,
@@ -58,7 +56,7 @@ IDLE = "#ECEFF1"
 #: With more trials than this the legend does not list them: twelve entries fill two rows.
 LEGEND_TRIALS = 12
 #: With more bars than this no bar gets a label: labels would not fit, and trying takes time.
-LABELLED_INTERVALS = 600
+LABELLED_SPANS = 600
 #: Characters in a line of the legend, and those that an entry needs beside its label. 12 inches of 8.5
 #: points, at 0.55 of its size a character, are 184.
 LEGEND_WIDTH, LEGEND_HANDLE = 165, 8
@@ -72,11 +70,10 @@ WINDOWS = 150
 UTILISATION_ROW = 0.86
 
 
-def _device_ticks(axes: Axes, devices: Sequence[int], offset: float) -> None:
-    """Name the rows, device 0 on top. Where rows are low, only every second, fourth, ... row gets a name."""
+def _device_ticks(axes: Axes, devices: Sequence[int], at: Callable[[int], float]) -> None:
+    """Name the rows, the n-th at the y value ``at(n)``. Where rows are low, every second, fourth, ... gets a name."""
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 20) if len(devices) <= 40 * step)
-    axes.set_yticks([row + offset for row in range(0, len(devices), every)])
-    axes.set_yticklabels([str(device) for device in devices[::every]])
+    axes.set_yticks([at(row) for row in range(0, len(devices), every)], [str(device) for device in devices[::every]])
     axes.set_ylabel("device", color=INK)
 
 
@@ -86,37 +83,37 @@ def _row_height(devices: int) -> float:
 
 
 def _title(head: EventDict, use: Occupancy) -> str:
-    trials = len({interval.trial for interval in use.intervals})
+    trials = len({span.trial for span in use.spans})
     kind = KINDS.get(str(head.get("kind")))
     noun = "device" if kind is None else kind.noun
     run = printable(str(head.get("run") or "run"))
     return f"{run}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 
 
-def _slots(intervals: Sequence[Interval]) -> list[float]:
-    """Where each interval of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
+def _slots(spans: Sequence[Span]) -> list[float]:
+    """Where each span of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
 
     A trial keeps its place when it is resized. Otherwise it gets the free place with the smallest value.
     """
     placed: list[float] = []
     open_now: list[tuple[float, float, float, str]] = []  # end, bottom, top, trial
     last: dict[str, float] = {}
-    for interval in intervals:
-        # An interval that ends at the moment when this one starts no longer takes up room.
-        open_now = [slot for slot in open_now if slot[0] > interval.start]
-        bottoms = [last[interval.trial]] if interval.trial in last else []
+    for span in spans:
+        # A span that ends at the moment when this one starts no longer takes up room.
+        open_now = [slot for slot in open_now if slot[0] > span.start]
+        bottoms = [last[span.trial]] if span.trial in last else []
         bottoms += sorted({0.0, *(top for _, _, top, _ in open_now)})
         for bottom in bottoms:
-            top = bottom + interval.share
+            top = bottom + span.share
             free = all(top <= low + 1e-9 or bottom >= high - 1e-9 for _, low, high, _ in open_now)
             if free and top <= 1 + 1e-9:
                 break
         else:
             # The free room is in pieces that are too small, for example 1/2 between two separate thirds. Draw over
             # a neighbour rather than outside the row.
-            bottom = max(0.0, 1 - interval.share)
-        last[interval.trial] = bottom
-        open_now.append((interval.end, bottom, bottom + interval.share, interval.trial))
+            bottom = max(0.0, 1 - span.share)
+        last[span.trial] = bottom
+        open_now.append((span.end, bottom, bottom + span.share, span.trial))
         placed.append(bottom)
     return placed
 
@@ -147,15 +144,21 @@ def timeline_figure(run: Run) -> Figure:
             linewidth=0,
             zorder=1,
         )
-    colours = {interval.trial: COLOURS[fold.trials[interval.trial].colour] for interval in use.intervals}
+    colours = {span.trial: COLOURS[fold.trials[span.trial].colour] for span in use.spans}
     boxes = _boxes(use, rows)
-    _draw_boxes(axes, boxes, colours, at, _begun(fold, use))
+    # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
+    seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
+    faces = [colours[span.trial] for span, _, _ in boxes]
+    _draw_boxes(axes, boxes, at, "trials", facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
+    begun = {(span.trial, span.start): span for span in _begun(fold)}
+    veils = [(begun[key], low, high) for i, low, high in boxes if (key := (i.trial, i.start)) in begun]
+    _draw_boxes(axes, veils, at, "starts", facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
     reasons = draw_marks(axes, fold, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, max(at(use.end), 1e-9))
     axes.set_ylim(max(len(devices), 1), 0)
-    _device_ticks(axes, devices, 0.5)
+    _device_ticks(axes, devices, lambda row: row + 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
     axes.set_title(f"{_title(fold.head, use)}, {_use_in_words(fold, use)}", loc="left", fontsize=12, color=INK, pad=10)
@@ -165,22 +168,22 @@ def timeline_figure(run: Run) -> Figure:
     return figure
 
 
-#: An interval, and the two y values between which it is drawn.
-_Box = tuple[Interval, float, float]
+#: A span, and the two y values between which it is drawn.
+_Box = tuple[Span, float, float]
 
 
 def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     boxes: list[_Box] = []
-    for device, intervals in use.by_device().items():
-        for interval, bottom in zip(intervals, _slots(intervals), strict=True):
+    for device, spans in use.by_device().items():
+        for span, bottom in zip(spans, _slots(spans), strict=True):
             low = rows[device] + MARGIN + ROW * bottom
-            boxes.append((interval, low, low + ROW * interval.share))
+            boxes.append((span, low, low + ROW * span.share))
     return boxes
 
 
-def _begun(fold: Fold, use: Occupancy) -> list[Interval]:
-    """The intervals' parts in which trials start; none in a log without iterations, which does not say."""
-    return starting(fold, use) if fold.counts["trial_result"] else []
+def _begun(fold: Fold) -> list[Span]:
+    """The spans' parts in which trials start; none in a log without iterations, which does not say."""
+    return starting(fold) if fold.counts["trial_result"] else []
 
 
 def _use_in_words(fold: Fold, use: Occupancy) -> str:
@@ -191,29 +194,12 @@ def _use_in_words(fold: Fold, use: Occupancy) -> str:
     return f"{spent.iterating / available:.0%} in iterations, {spent.starting / available:.0%} in starts"
 
 
-def _draw_boxes(
-    axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis, begun: Sequence[Interval]
-) -> None:
+def _draw_boxes(axes: Axes, boxes: Sequence[_Box], at: TimeAxis, gid: str, **style: Any) -> None:
     # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
     corners = [[(at(i.start), low), (at(i.end), low), (at(i.end), high), (at(i.start), high)] for i, low, high in boxes]
-    faces = [colours[interval.trial] for interval, _, _ in boxes]
-    # White seams separate neighbours of one colour. They must stay thinner than bars that are a pixel wide.
-    seam = 0.8 if len(boxes) <= 300 else 0.25 if len(boxes) <= 3000 else 0.0
-    bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
-    bars.set_gid("trials")
-    axes.add_collection(bars, autolim=False)
-    until = {(each.trial, each.device, each.start): each.end for each in begun}
-    ends = [
-        (at(i.start), at(until[i[0], i[1], i.start]), low, high)
-        for i, low, high in boxes
-        if (i[0], i[1], i.start) in until
-    ]
-    light = [[(left, low), (right, low), (right, high), (left, high)] for left, right, low, high in ends]
-    veils = PolyCollection(light, facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
-    veils.set_gid("starts")
-    axes.add_collection(veils, autolim=False)
+    axes.add_collection(PolyCollection(corners, gid=gid, **style), autolim=False)
 
 
 def _readable_on(colour: str) -> str:
@@ -230,22 +216,22 @@ def _draw_labels(
     at: TimeAxis,
 ) -> None:
     """Write a trial's short name into each of its bars that is large enough."""
-    if len(boxes) > LABELLED_INTERVALS or not boxes:
+    if len(boxes) > LABELLED_SPANS or not boxes:
         return
     as_written(figure)
     figure.draw_without_rendering()  # computes the layout, from which we get the size of a bar in points
     to_points = 72 / figure.dpi
-    for interval, low, high in boxes:
-        colour = colours[interval.trial]
-        (left, top), (right, bottom) = axes.transData.transform([(at(interval.start), low), (at(interval.end), high)])
+    for span, low, high in boxes:
+        colour = colours[span.trial]
+        (left, top), (right, bottom) = axes.transData.transform([(at(span.start), low), (at(span.end), high)])
         wide, tall = (right - left) * to_points, abs(bottom - top) * to_points
         size = min(8.5, tall * 0.72)
         # A digit is about 0.6 em wide. 14 points are left free for a triangle at the bar's start.
-        if size >= 5 and len(names[interval.trial]) * 0.62 * size + 14 <= wide:
+        if size >= 5 and len(names[span.trial]) * 0.62 * size + 14 <= wide:
             axes.text(
-                at((interval.start + interval.end) / 2),
+                at((span.start + span.end) / 2),
                 (low + high) / 2,
-                names[interval.trial],
+                names[span.trial],
                 ha="center",
                 va="center_baseline",
                 fontsize=size,
@@ -307,58 +293,43 @@ def _window(seconds: float) -> float:
     return float(np.ceil(seconds / WINDOWS / 3600) * 3600)
 
 
-def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
+def utilisation_figure(run: Run) -> Figure:
     """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
     While trials start, their part is lighter.
-
-    ``compare``: the events of a run under stock Ray Tune. They are drawn as lines on the same axes, with time counted
-    from that run's own start. That run's devices are matched with ours in ascending order.
     """
     fold = fold_of(run)
-    runs = [(fold, "FluidTune", OURS)]
-    if compare is not None:
-        runs.append((fold_of(compare), "stock Ray Tune", OTHER))
-    uses = [occupancy_of(each) for each, _, _ in runs]
-    longest = max(use.end - use.start for use in uses)
-    window = _window(longest)
-    unit, unit_name = time_unit(longest)
-    rows = max(1, *(len(use.available) for use in uses))
+    use = occupancy_of(fold)
+    length = use.end - use.start
+    window = _window(length)
+    unit, unit_name = time_unit(length)
+    rows = max(1, len(use.available))
     low = _row_height(rows) * rows
     figure = new_figure(12, 4.2 + low)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
-    for number, (use, (each, name, colour)) in enumerate(zip(uses, runs, strict=True)):
-        length = use.end - use.start
-        if length <= 0:
-            continue
+    if length > 0:
         inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
         edges = use.start + np.concatenate([[0.0], inside, [length]])
-        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, intervals=_begun(each, use))))
+        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, spans=_begun(fold))))
         x = (edges - use.start) / unit
-        text = f"{name}: {_use_in_words(each, use)}, {length / unit:.3g} {unit_name}"
-        _draw_use(above, x, busy.total, starts.total, 0.0, 100.0, colour, number == 0, text)
+        text = f"FluidTune: {_use_in_words(fold, use)}, {length / unit:.3g} {unit_name}"
+        _draw_use(above, x, 100 * busy.total, 100 * starts.total, 0.0, text)
         for row, device in enumerate(busy.devices):
-            parts = busy.devices[device], starts.devices[device]
-            _draw_use(below, x, *parts, rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
-    _draw_samples(below, fold, uses[0], unit)
-    names = list(max(uses, key=lambda use: len(use.available)).available)
+            held, begun = (UTILISATION_ROW * found.devices[device] for found in (busy, starts))
+            _draw_use(below, x, held, begun, rows - 1 - row, None)
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
+    _draw_samples(below, fold, use, unit)
     above.set_ylim(0, 104)
     above.set_yticks([0, 25, 50, 75, 100])
     above.set_ylabel("all devices, held (%)", color=INK)
     above.grid(axis="y", color=GRID, linewidth=0.6)
-    title = f"{_title(fold.head, uses[0])}: devices held by trials"
+    title = f"{_title(fold.head, use)}: devices held by trials"
     above.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
-    if above.get_legend_handles_labels()[0]:
-        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
     polish_axes(above)
-    _device_ticks(below, names, 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
-    below.set_yticks(
-        [rows - 1 - tick + UTILISATION_ROW / 2 for tick in below.get_yticks()],
-        [t.get_text() for t in below.get_yticklabels()],
-    )
+    _device_ticks(below, list(use.available), lambda row: rows - 1 - row + UTILISATION_ROW / 2)
     below.set_ylim(-0.05, rows)
-    below.set_xlim(0, max(longest / unit, 1e-9))
+    below.set_xlim(0, max(length / unit, 1e-9))
     below.set_xlabel(f"time since start ({unit_name}), averaged over {window:g} s", color=INK)
     below.set_title("each device, a row is 0 to 100 %", loc="left", fontsize=10, color=INK)
     for row in range(rows):
@@ -371,50 +342,32 @@ def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
 def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
     """Draw what NVML measured on each of our devices over the curve of what trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for device in rows.keys() & fold.samples:
-        for at, utilisation, used, total in fold.samples[device]:
-            for what, part in (("computing", utilisation), ("memory in use", used / total)):
-                if part is not None:
-                    point = (at - use.start) / unit, rows[device] + UTILISATION_ROW * part
-                    found.setdefault((what, device), []).append(point)
-    labelled = set()
-    for (what, _), points in found.items():
-        label = None if what in labelled else f"{what}, by NVML"
-        labelled.add(what)
-        style = "-" if what == "computing" else ":"
-        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
-    if found:
+    for what, style in (("computing", "-"), ("memory in use", ":")):
+        label: str | None = f"{what}, by NVML"
+        for device in rows.keys() & fold.samples:
+            points = [
+                ((at - use.start) / unit, rows[device] + UTILISATION_ROW * part)
+                for at, computing, used, total in fold.samples[device]
+                if (part := computing if style == "-" else used / total) is not None
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
+                label = None
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
 
 
 def _draw_use(
-    axes: Axes,
-    edges: np.ndarray,
-    part: np.ndarray,
-    starts: np.ndarray,
-    base: float,
-    height: float,
-    colour: str,
-    area: bool,
-    label: str | None,
+    axes: Axes, edges: np.ndarray, values: np.ndarray, starts: np.ndarray, base: float, label: str | None
 ) -> None:
-    """One step curve: ``part`` of a device (0 to 1; NaN while it is not there) in the windows between ``edges``.
+    """One step curve above ``base``: ``values`` (NaN while the device is not there) in the windows between ``edges``.
 
     The area below it is lighter where trials start, in ``starts`` of the device.
     """
-    values = base + height * part
-    if area:
-        of_use = base + height * np.maximum(part - starts, 0.0)
-        axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.15, linewidth=0, zorder=2)
-        axes.stairs(of_use, edges, baseline=base, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
-    line = 1.6 if label else 0.8
-    axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
-
-
-def utilisation_png(run: Run, out: str | os.PathLike[str], compare: Run | None = None) -> Path:
-    """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(utilisation_figure(run, compare), out)
+    of_use = np.maximum(values - starts, 0.0)
+    for top, alpha in ((values, 0.15), (of_use, 0.45)):
+        axes.stairs(base + top, edges, baseline=base, fill=True, color=OURS, alpha=alpha, linewidth=0, zorder=2)
+    axes.stairs(base + values, edges, baseline=base, color=OURS, linewidth=1.6 if label else 0.8, label=label, zorder=3)
 
 
 class ReportPaths(NamedTuple):
@@ -425,19 +378,15 @@ class ReportPaths(NamedTuple):
     summary: Path
 
 
-def write_report(
-    run_dir_or_event_log: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None
-) -> ReportPaths:
-    """Write timeline.png, utilisation.png and summary.json.
+def write_report(run: str | os.PathLike[str]) -> ReportPaths:
+    """Write timeline.png, utilisation.png and summary.json beside the event log ``run``, or the one in that directory.
 
-    ``out_dir``: the directory for the files; None: that of the event log. Raises `NoEventLogError` if there is no event
-    log, and `EventLogError` if the file is not one.
+    Raises `NoEventLogError` if there is no event log, and `EventLogError` if the file is not one.
     """
-    log = find_log(run_dir_or_event_log)
-    fold = fold_of(log)
-    out = log.parent if out_dir is None else Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    log = find_log(run)
+    fold, out = fold_of(log), log.parent
     summary = out / "summary.json"
     summary.write_text(json.dumps(summarise(fold).as_dict(), indent=2) + "\n")
     timeline = save_png(timeline_figure(fold), out / "timeline.png")
-    return ReportPaths(timeline, utilisation_png(fold, out / "utilisation.png"), summary)
+    utilisation = save_png(utilisation_figure(fold), out / "utilisation.png")
+    return ReportPaths(timeline, utilisation, summary)

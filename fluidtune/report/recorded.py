@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 
 from fluidtune.device_kinds import KINDS
@@ -90,14 +90,9 @@ def _in_order(trial: Trial, notes: list[Note]) -> list[Note | Iteration]:
 
 
 def _joined(stages: list[Stage]) -> list[Stage]:
-    out = stages[:1]
-    for stage in stages[1:]:
-        before = out[-1]
-        if stage.group == before.group:
-            out[-1] = replace(before, iterations=before.iterations + stage.iterations)
-        else:
-            out.append(stage)
-    return out
+    """The stages, each together with those of the same group that follow it."""
+    runs = [list(run) for _, run in groupby(stages, key=lambda stage: stage.group)]
+    return [replace(run[0], iterations=sum(stage.iterations for stage in run)) for run in runs]
 
 
 def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> dict[str, list[Stage]]:

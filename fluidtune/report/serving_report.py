@@ -185,19 +185,11 @@ def _draw_devices(axes: Any, events: Sequence[EventDict], first: float, unit: fl
 
 def _joined(spans: Sequence[EventDict]) -> list[EventDict]:
     """The spans as `BARS` at most: neighbours are added up, with the time between them."""
-    each = -(-len(spans) // BARS)
-    if each <= 1:
-        return list(spans)
-    found = []
+    each, found = -(-len(spans) // BARS) or 1, []
     for begin in range(0, len(spans), each):
         some = spans[begin : begin + each]
-        requests: dict[str, Counter[str]] = {}
-        for one in some:
-            for trial, counts in one["requests"].items():
-                requests.setdefault(trial, Counter()).update(counts)
-        seconds = some[-1]["t"] - some[0]["t"] + some[0]["seconds"]
-        busy = sum(one["busy"] for one in some)
-        found.append({"t": some[-1]["t"], "seconds": seconds, "busy": busy, "requests": requests})
+        total, seconds = summarise_serving(some), some[-1]["t"] - some[0]["t"] + some[0]["seconds"]
+        found.append({"t": some[-1]["t"], "seconds": seconds, "busy": total.busy, "requests": total.requests})
     return found
 
 

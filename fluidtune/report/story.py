@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from fluidtune.report.causes import NO_REASON, label_of, remedy_of, wait_of, words_of
@@ -34,6 +36,7 @@ SENTENCES = {
     "can_grow": ("can grow", "can have several workers, as a trial of its trainable has shown"),
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "does not grow from now on{reason}"),
+    "suspend_asked": ("asked to leave", "was asked to leave its device and to go on later{because}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
     "recovered": ("recovered", "another worker has it, with {iteration} iterations reported{reason}"),
     "room_lacking": ("no room", "device {device} had no room for it{reason}"),
@@ -107,21 +110,16 @@ class Story:
 
 def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
     """The entries: each alone if it is told, else together with those beside it."""
-    if len(entries) <= TOLD_WHOLE:
-        yield from ([entry] for entry in entries)
-        return
     last = {entry.kind: place for place, entry in enumerate(entries)}
     seen: Counter[str] = Counter()
-    silent: list[Entry] = []
+    #: Of each entry its place, if it is told.
+    places: list[int | None] = []
     for place, entry in enumerate(entries):
         seen[entry.kind] += 1
-        if seen[entry.kind] > TOLD_FIRST and place != last[entry.kind]:
-            silent.append(entry)
-            continue
-        if silent:
-            yield silent
-            silent = []
-        yield [entry]
+        told = len(entries) <= TOLD_WHOLE or seen[entry.kind] <= TOLD_FIRST or place == last[entry.kind]
+        places.append(place if told else None)
+    for _, stretch in groupby(zip(places, entries, strict=True), key=itemgetter(0)):
+        yield [entry for _, entry in stretch]
 
 
 def _summed_up(stretch: Sequence[Entry], began: float) -> str:
@@ -334,10 +332,6 @@ class _Teller:
     def _on_growth_checked(self, event: EventDict) -> None:
         found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"
         self._tell("growth checked", f"calls of {event.get('module', 'a module')} {found}{_with(event)}")
-
-    def _on_suspend_asked(self, event: EventDict) -> None:
-        kind = _kind_of("asked to leave", event)
-        self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
 
     def _on_steered(self, event: EventDict) -> None:
         kind, by = str(event["kind"]), f"{event['by']} ({event['via']})"

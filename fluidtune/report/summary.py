@@ -210,74 +210,53 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the first table: a name and the figure as text. A figure that says nothing gets no row."""
     so_far = "" if summary.finished else " so far, or until it was killed"
     endings = ", ".join(f"{n} {ending}" for ending, n in summary.endings.items())
+    mean = summary.mean_resize_seconds
+    resizes = str(summary.resizes) + (f", {duration(mean)} each" if mean is not None else "")
+    resizes += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
+    reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
+    started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
+    workers = f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"
+    spares = f"{summary.spares_started} started in {duration(summary.spare_seconds)}, {summary.spares_used} used"
+    recoveries = str(summary.recoveries)
+    recoveries += f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
+    recoveries += f", {plural(summary.done_twice, 'iteration')} done twice" if summary.done_twice else ""
+    metric = f", {summary.metric or 'metric'} {summary.best_metric:.6g}" if summary.best_metric is not None else ""
+    use, available = summary.time_use, summary.available_device_seconds
+    iterating = f"{duration(use.iterating)} in iterations of {duration(available)} device time"
+    rest = {"starts": use.starting, "resizes": use.moving, "between iterations": use.between, "no trial": use.idle}
+    other = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
+    bound = summary.bound
     rows = [
+        ("algorithm", summary.algorithm),
         ("time", duration(summary.wall_seconds) + so_far),
+        ("machine", summary.machine),
         ("devices", plural(summary.devices, "device") + (f" ({summary.kind})" if summary.kind else "")),
         ("trials", f"{summary.trials}: {endings}" if endings else "none"),
-        *_use_rows(summary),
+        ("utilisation", f"{summary.utilisation:.1%} ({iterating})"),
+        ("other device time", ", ".join(other)),
+        ("resizes", resizes if summary.resizes or summary.resizes_failed else ""),
+        ("", f"why: {', '.join(reasons)}" if set(summary.resize_reasons) - {"unknown"} else ""),
+        ("workers", workers if summary.workers_started or summary.workers_lost else ""),
+        ("spare workers", spares if summary.spares_started else ""),
+        ("devices lost", str(summary.devices_lost or "")),
+        ("recoveries", recoveries if recoveries != "0" else ""),
+        *(("restore", _restore_in_words(each)) for each in summary.restores),
+        ("bound", f"{duration(bound.seconds)}, the run took {bound.ratio:.2f} times that" if bound else ""),
+        ("best trial", f"{summary.best_trial}{metric}" if summary.best_trial is not None else ""),
+        ("event log", left_out(summary.dropped_lines) if summary.dropped_lines else ""),
     ]
-    if summary.machine:
-        rows.insert(1, ("machine", summary.machine))
-    if summary.algorithm:
-        rows.insert(0, ("algorithm", summary.algorithm))
-    if summary.resizes or summary.resizes_failed:
-        mean = summary.mean_resize_seconds
-        text = str(summary.resizes) + (f", {duration(mean)} each" if mean is not None else "")
-        text += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
-        rows.append(("resizes", text))
-        if set(summary.resize_reasons) - {"unknown"}:
-            reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
-            rows.append(("", f"why: {', '.join(reasons)}"))
-    if summary.workers_started or summary.workers_lost:
-        started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
-        rows.append(("workers", f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"))
-    if summary.spares_started:
-        spares = f"{summary.spares_started} started in {duration(summary.spare_seconds)}, {summary.spares_used} used"
-        rows.append(("spare workers", spares))
-    if summary.devices_lost:
-        rows.append(("devices lost", str(summary.devices_lost)))
-    if summary.recoveries or summary.restored or summary.done_twice:
-        times = f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
-        twice = f", {plural(summary.done_twice, 'iteration')} done twice" if summary.done_twice else ""
-        rows.append(("recoveries", f"{summary.recoveries}{times}{twice}"))
-    for each in summary.restores:
-        said = f"after {duration(each['at'])}: {restored(Restore(each['seconds'], each['died']))}"
-        ways = [f"{name} from iteration {at} ({again} done twice)" for name, (at, again) in each["trials"].items()]
-        rows.append(("restore", said + (f": {listed(ways)}" if ways else "")))
-    if summary.bound is not None:
-        rows.append(("bound", f"{duration(summary.bound.seconds)}, the run took {summary.bound.ratio:.2f} times that"))
-    if summary.best_trial is not None:
-        text = summary.best_trial
-        if summary.best_metric is not None:
-            text += f", {summary.metric or 'metric'} {summary.best_metric:.6g}"
-        rows.append(("best trial", text))
-    if summary.dropped_lines:
-        rows.append(("event log", left_out(summary.dropped_lines)))
-    return rows
+    return [(name, text) for name, text in rows if text]
+
+
+def _restore_in_words(found: dict[str, Any]) -> str:
+    said = f"after {duration(found['at'])}: {restored(Restore(found['seconds'], found['died']))}"
+    ways = [f"{name} from iteration {at} ({again} done twice)" for name, (at, again) in found["trials"].items()]
+    return said + (f": {listed(ways)}" if ways else "")
 
 
 def left_out(lines: int) -> str:
     """What is said of lines of the log that cannot be read."""
     return f"{plural(lines, 'line')} left out: broken, or of another version"
-
-
-def _use_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What became of the device time: iterations first, then the rest by what it was spent on."""
-    use, available = summary.time_use, summary.available_device_seconds
-    rest = {
-        "starts": use.starting,
-        "resizes": use.moving,
-        "between iterations": use.between,
-        "no trial": use.idle,
-    }
-    rows = [
-        (
-            "utilisation",
-            f"{summary.utilisation:.1%} ({duration(use.iterating)} in iterations of {duration(available)} device time)",
-        )
-    ]
-    parts = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
-    return rows + ([("other device time", ", ".join(parts))] if parts else [])
 
 
 def render(summary: Summary) -> RenderableType:

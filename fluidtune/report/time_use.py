@@ -6,11 +6,13 @@ use yet. Which trial holds which device is decided in fold.py. Pure.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fluidtune.report.fold import Fold, Trial
-from fluidtune.report.occupancy import Interval, Occupancy, available_seconds, held_seconds
+from fluidtune.report.fold import Fold, Span, Trial
+from fluidtune.report.occupancy import Occupancy, available_seconds, held_seconds
 
 
 @dataclass(frozen=True)
@@ -29,36 +31,23 @@ class TimeUse:
     idle: float
 
 
-def starts_of(fold: Fold, trial: Trial) -> list[tuple[float, float]]:
-    """From when until when the trial held devices and its first iteration there had not begun, unix seconds."""
-    spans, lines, found = fold.spans_of(trial.trial), trial.lines(), []
-    starts = {note.number for note in trial.noted("trial_started")}
-    line = next(lines, None)
-    for place, span in enumerate(spans):
-        if span.first not in starts:
-            continue
-        end, number = span.end, span.last
-        for after in spans[place + 1 :]:  # it is resized while it starts
-            if after.first != number or after.first in starts:
-                break
-            end, number = after.end, after.last
-        while line is not None and line.number < span.first:
-            line = next(lines, None)
-        if line is not None and (number < 0 or line.number < number):
-            end = line.began
-        found.append((span.start, max(span.start, min(end, fold.now))))
-    return found
+def starting(fold: Fold) -> list[Span]:
+    """The parts of spans in which trials start: they hold devices, and their first iteration there has not begun."""
+    return [part for trial in fold.trials.values() for part in _starting(fold, trial)]
 
 
-def starting(fold: Fold, use: Occupancy) -> list[Interval]:
-    """Those parts of the intervals in which trials start."""
-    starts = {name: starts_of(fold, trial) for name, trial in fold.trials.items()}
-    found = []
-    for each in use.intervals:
-        place = bisect_right(starts[each.trial], each.start, key=lambda window: window[0])
-        if place and each.start < (until := starts[each.trial][place - 1][1]):
-            found.append(each._replace(end=min(each.end, until)))
-    return found
+def _starting(fold: Fold, trial: Trial) -> Iterator[Span]:
+    lines, starts = list(trial.lines()), {note.number for note in trial.noted("trial_started")}
+    until, goes_on = -math.inf, -1
+    for span in fold.spans_of(trial.trial):
+        if span.first in starts:
+            place = bisect_left(lines, (span.first,))
+            until = lines[place].began if place < len(lines) else math.inf
+        elif span.first != goes_on:  # else it is resized while it starts
+            until = -math.inf
+        goes_on, end = span.last, min(span.end, until, fold.now)
+        if end > span.start:
+            yield span._replace(end=end)
 
 
 def time_use(fold: Fold, use: Occupancy) -> TimeUse:
@@ -73,7 +62,7 @@ def time_use(fold: Fold, use: Occupancy) -> TimeUse:
     # counted.
     held = min(available, max(held_seconds(use), counted))
     iterating = min(counted, held)
-    begun = sum((each.end - each.start) * each.share for each in starting(fold, use))
+    begun = sum((each.end - each.start) * each.width for each in starting(fold))
     starts = min(begun, held - iterating)
     paused = sum(note.resize.seconds * note.resize.before.width for note in fold.notes if note.resize)
     moving = min(paused, held - iterating - starts)

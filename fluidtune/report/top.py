@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fluidtune.report.causes import why_of
-from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Trial
 from fluidtune.report.log_tail import LOOK_S, LogTail, driver_died, seconds_since, wall_clock
 from fluidtune.report.news import ended_since, news_of, states_of
@@ -71,17 +71,13 @@ class _Followed:
     """The run, or the service, whose log is at this path. Another file there is another run."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
         self._tail = LogTail(log)
         self.screen: ServiceScreen | RunScreen = RunScreen()
 
     def look(self) -> None:
         """Read what is new. Where the log was deleted, what it had stays until there is another one."""
-        if self._tail.left is None:
-            with suppress(NoEventLogError):
-                tail = LogTail(self._log)
-                self.close()
-                self._tail, self.screen = tail, RunScreen()
+        if self._tail.anew():
+            self.screen = RunScreen()
         events = self._tail.new()
         if is_serving(events) and isinstance(self.screen, RunScreen):
             self.screen = ServiceScreen()
@@ -131,19 +127,17 @@ class RunScreen:
 
     def __init__(self) -> None:
         self.run = Fold()
-        self._last = 0.0
         #: The run has ended. Or its driver is gone without a word, and another one may go on.
         self.over = self.died = False
 
     def hear(self, events: list[EventDict]) -> None:
         for event in events:
             self.run.step(event)
-            self._last = float(event["t"])
         self.over = self.run.over
         self.died = not self.over and driver_died(self.run.head)
 
     def draw(self, now: float, height: int) -> RenderableType:
-        now = self._last if self.over or self.died else max(now, self._last)
+        now = self.run.now if self.over or self.died else max(now, self.run.now)
         news = news_of(self.run, NEWS_SHOWN)
         # Five lines of head, one above each table, and one is kept for the cursor.
         left = max(2 * LEAST_ROWS, height - 5 - 2 - 1 - len(news))
@@ -164,7 +158,7 @@ class RunScreen:
         state = f"ended after {duration(since)}" if self.over else f"running for {duration(since)}"
         if self.died:
             state = f"its driver, process {head['pid']}, died after {duration(since)}"
-        silence = seconds_since(now, self._last)
+        silence = seconds_since(now, self.run.now)
         if not self.over and silence > RECENT_S:
             state += f", nothing was written for {duration(silence)}"
         states = states_of(run)
@@ -281,10 +275,8 @@ def _gpu(samples: list[tuple[float, float | None, float, float]]) -> tuple[str, 
 
 def _ranges(devices: tuple[int, ...]) -> str:
     """Numbers of devices, those that follow each other as a range: 0-3, 6."""
-    parts: list[list[int]] = []
-    for device in sorted(devices):
-        if parts and parts[-1][1] == device - 1:
-            parts[-1][1] = device
-        else:
-            parts.append([device, device])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    parts = []
+    for _, group in groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0]):
+        numbers = [str(device) for _, device in group]
+        parts.append(numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ", ".join(parts)

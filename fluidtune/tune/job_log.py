@@ -173,7 +173,7 @@ class JobLog:
                     "trial_started",
                     trial=instruction.trial,
                     # The trial holds further promised devices only once their workers are there; `resized` says so.
-                    devices=list(self._engine.runs_on(instruction.trial)),
+                    devices=list(self._engine.trial(instruction.trial).devices),
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
                     **instruction.why.as_fields(),

@@ -23,7 +23,7 @@ seconds each piece has T - head - tail seconds, less the pauses between its iter
 it can be done at the earliest (the head of what follows), and how much time what follows it needs (its tail).
 
 *Start-up*: the k-th device that is of use is ready when the k-th process is, because a device without a process runs
-nothing, and processes start as `shell.WorkerStarts` says. A pause between two iterations of a trial is at least the
+nothing, and processes start as `Twin` starts them. A pause between two iterations of a trial is at least the
 shortest of the job's pauses; it is charged no device-seconds. Resizes, memory and the searcher's limits are left out.
 All of this can only make the bound smaller.
 
@@ -33,11 +33,9 @@ the largest measured number of trials on a device they take turns. The bound is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,16 +59,6 @@ class LeastMakespan:
     seconds: float
     path_seconds: float
     area_seconds: float
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A stage of a trial. ``work``: its iterations times the trial's cost. ``pauses``: seconds between them."""
-
-    group: str
-    work: float
-    pauses: float
-    devices: int
 
 
 class _Speeds(NamedTuple):
@@ -98,30 +86,34 @@ def _hull(points: list[tuple[float, float]]) -> _Speeds:
     for x, y in sorted(points):
         if hull and y >= hull[-1][1]:
             continue
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (x, y)):
+        while len(hull) > 1:
+            (x1, y1), (x2, y2) = hull[-2:]
+            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
+                break  # the second one lies below the line from the first one to this one
             hull.pop()
         hull.append((x, y))
     found = np.array(hull)
     return _Speeds(found[:, 0], found[:, 1])
 
 
-def _is_above(one: tuple[float, float], middle: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether ``middle`` lies on or above the line from ``one`` to ``other``."""
-    rise = (middle[1] - one[1]) * (other[0] - one[0])
-    return rise >= (other[1] - one[1]) * (middle[0] - one[0])
-
-
 class _Pieces:
-    """Pieces of work as arrays, with the times that they may have."""
+    """The stages of all trials, which are pieces of work: as arrays, and which of a trial follows which."""
 
-    def __init__(self, pieces: list[_Piece], speeds: dict[int, _Speeds]):
-        self.work = np.array([piece.work for piece in pieces], dtype=float)
-        self.pauses = np.array([piece.pauses for piece in pieces], dtype=float)
-        self.gangs = np.array([piece.devices for piece in pieces], dtype=int)
-        self.speeds = speeds
-        fastest = np.array([speeds[piece.devices].seconds[0] for piece in pieces], dtype=float)
-        #: Seconds of each piece at its fastest.
-        self.least = self.work * fastest + self.pauses
+    def __init__(self, job: RecordedJob, devices: int):
+        pause = min(job.costs.turn, job.costs.cold + job.costs.first)
+        stages = [(place, stage, trial.cost) for trial in job.trials for place, stage in enumerate(trial.stages)]
+        self.groups = [stage.group for _, stage, _ in stages]
+        #: Iterations times the trial's cost, the seconds between them, and the devices that they need together.
+        self.work = np.array([stage.iterations * cost for _, stage, cost in stages], dtype=float)
+        self.pauses = np.array([max(0, stage.iterations - (place == 0)) * pause for place, stage, _ in stages])
+        self.gangs = np.array([max(1, int(stage.share)) for _, stage, _ in stages], dtype=int)
+        self.speeds = {gang: _speeds(job, devices, gang) for gang in set(self.gangs.tolist())}
+        #: Seconds of each piece at its fastest, and its device-seconds at its cheapest.
+        self.least = self.work * np.array([self.speeds[gang].seconds[0] for gang in self.gangs]) + self.pauses
+        self.cheapest = self.work * np.array([self.speeds[gang].areas[-1] for gang in self.gangs])
+        #: The piece before each piece of the same trial, and the one after it.
+        self.before = {number: number - 1 for number, (place, _, _) in enumerate(stages) if place}
+        self.next = {one: two for two, one in self.before.items()}
 
     def areas(self, limits: Floats, of: NDArray[np.intp]) -> Floats:
         """The fewest device-seconds with which the pieces ``of`` can be done, each within its limit in seconds."""
@@ -152,8 +144,7 @@ def _ready(costs: Costs, devices: int, gang: int) -> Floats:
 
     ``gang``: the most devices that one process serves.
     """
-    most = devices if math.isinf(costs.at_once) else math.ceil(costs.at_once)
-    seconds = costs.cold if math.isinf(costs.at_once) else costs.cold * most / costs.at_once
+    most, seconds = costs.starts(devices)
     rounds = np.arange(devices) // gang // most + 1
     return np.asarray(costs.begin + costs.first + seconds * rounds, dtype=np.float64)
 
@@ -192,23 +183,18 @@ def _bisect(fits: Callable[[float], bool], low: float) -> float:
 
 
 class _Chains:
-    """Which piece follows which, and so the head and the tail of each."""
+    """Which piece waits for which, and so the head and the tail of each."""
 
-    def __init__(self, job: RecordedJob, pieces: _Pieces, listed: list[_Piece], chains: list[list[int]]):
-        self._pieces = pieces
-        self._count = len(listed)
-        #: The piece after each piece of the same trial, and the one before it.
-        self._next = {one: two for chain in chains for one, two in pairwise(chain)}
-        self._before = {two: one for one, two in self._next.items()}
-        self._group = [piece.group for piece in listed]
+    def __init__(self, job: RecordedJob, pieces: _Pieces):
+        self._pieces, self._count = pieces, len(pieces.groups)
         members: dict[str, list[int]] = {}
-        for number, piece in enumerate(listed):
-            members.setdefault(piece.group, []).append(number)
+        for number, group in enumerate(pieces.groups):
+            members.setdefault(group, []).append(number)
         #: By synchronous group that something follows: its pieces, and the pieces that follow.
         self._barriers = {
             group: (np.array(found), np.array(after))
             for group, found in members.items()
-            if job.synchronous.get(group, True) and (after := [self._next[one] for one in found if one in self._next])
+            if job.synchronous.get(group, True) and (after := [pieces.next[one] for one in found if one in pieces.next])
         }
         self._order = self._sorted()
 
@@ -219,7 +205,7 @@ class _Chains:
             sorter.add(group, *map(int, found))
             for number in after:
                 sorter.add(int(number), group)
-        for number, before in self._before.items():
+        for number, before in self._pieces.before.items():
             sorter.add(number, before)
         try:
             return list(sorter.static_order())
@@ -236,9 +222,9 @@ class _Chains:
             if isinstance(node, str):
                 found, _ = self._barriers[node]
                 done[node] = _smallest(self._pieces, found, heads[found], np.zeros(len(found)), ready)
-            elif (before := self._before.get(node)) is not None:
+            elif (before := self._pieces.before.get(node)) is not None:
                 own = heads[before] + self._pieces.least[before]
-                heads[node] = max(own, done.get(self._group[before], 0.0))
+                heads[node] = max(own, done.get(self._pieces.groups[before], 0.0))
         return heads
 
     def tails(self, ready: _Ready | None) -> Floats:
@@ -250,9 +236,9 @@ class _Chains:
                 _, after = self._barriers[node]
                 needed[node] = _smallest(self._pieces, after, np.zeros(len(after)), tails[after], ready)
                 continue
-            following = self._next.get(node)
+            following = self._pieces.next.get(node)
             own = 0.0 if following is None else tails[following] + self._pieces.least[following]
-            tails[node] = max(own, needed.get(self._group[node], 0.0))
+            tails[node] = max(own, needed.get(self._pieces.groups[node], 0.0))
         return tails
 
 
@@ -261,27 +247,15 @@ def least_makespan(job: RecordedJob, devices: int) -> LeastMakespan:
 
     The bound is 0 for a job without iterations.
     """
-    costs = job.costs
-    pause = min(costs.turn, costs.cold + costs.first)
-    listed: list[_Piece] = []
-    chains: list[list[int]] = []
-    for trial in job.trials:
-        chain = []
-        for number, stage in enumerate(trial.stages):
-            pauses = max(0, stage.iterations - (number == 0)) * pause
-            chain.append(len(listed))
-            listed.append(_Piece(stage.group, stage.iterations * trial.cost, pauses, max(1, int(stage.share))))
-        chains.append(chain)
-    if not any(piece.work for piece in listed):
+    pieces = _Pieces(job, devices)
+    if not pieces.work.any():
         return LeastMakespan(0.0, 0.0, 0.0)
-    speeds = {gang: _speeds(job, devices, gang) for gang in {piece.devices for piece in listed}}
-    pieces = _Pieces(listed, speeds)
-    at = _ready(costs, devices, max(speeds))
-    first, ready, chains_of = float(at[0]), _Ready(at), _Chains(job, pieces, listed, chains)
-    heads, tails = chains_of.heads(ready, first), chains_of.tails(_Ready(np.zeros(devices)))
-    area = sum(piece.work * float(speeds[piece.devices].areas[-1]) for piece in listed)
+    at = _ready(job.costs, devices, max(pieces.speeds))
+    first, ready, chains = float(at[0]), _Ready(at), _Chains(job, pieces)
+    heads, tails = chains.heads(ready, first), chains.tails(_Ready(np.zeros(devices)))
+    area = pieces.cheapest.sum()
     return LeastMakespan(
-        seconds=_smallest(pieces, np.arange(len(listed)), heads, tails, ready),
-        path_seconds=float((chains_of.heads(None, first) + pieces.least).max()),
+        seconds=_smallest(pieces, np.arange(len(heads)), heads, tails, ready),
+        path_seconds=float((chains.heads(None, first) + pieces.least).max()),
         area_seconds=_bisect(lambda limit: bool(ready.until(limit) >= area * (1 - ROUNDING)), first),
     )

@@ -50,6 +50,13 @@ class Costs:
     first: float = 0.0
     turn: float = 0.0
 
+    def starts(self, most: int) -> tuple[int, float]:
+        """How many processes start at a time, ``most`` if any number may, and the seconds of a start among so many."""
+        if math.isinf(self.at_once):
+            return most, self.cold
+        count = math.ceil(self.at_once)
+        return count, self.cold * count / self.at_once
+
 
 @dataclass(frozen=True)
 class RecordedJob:

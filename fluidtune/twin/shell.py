@@ -8,7 +8,6 @@ long as the profile says, amid an iteration. To shrink takes no time.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,39 +18,6 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
-
-
-class WorkerStarts:
-    """Worker processes start in the order of the requests, a few at a time, as in `cluster.pool`.
-
-    Args:
-        seconds: how long the start of one process takes if no other starts.
-        at_once: how many can start at a time without slowing each other down; a fraction counts in part.
-        call_after: calls a function after a number of seconds.
-    """
-
-    def __init__(self, seconds: float, at_once: float, call_after: Callable[[float, Callable[[], None]], None]):
-        self._most = math.inf if math.isinf(at_once) else math.ceil(at_once)
-        self._seconds = seconds if math.isinf(at_once) else seconds * self._most / at_once
-        self._call_after = call_after
-        #: What is to be called when each of the processes that wait is there.
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._under_way = 0
-
-    def start_worker(self, then: Callable[[], None]) -> None:
-        """Start one more process; ``then`` is called when it is there."""
-        self._waiting.append(then)
-        self._start_next()
-
-    def _start_next(self) -> None:
-        while self._waiting and self._under_way < self._most:
-            self._under_way += 1
-            self._call_after(self._seconds, partial(self._started, self._waiting.popleft()))
-
-    def _started(self, then: Callable[[], None]) -> None:
-        self._under_way -= 1
-        self._start_next()
-        then()
 
 
 @dataclass(eq=False)
@@ -142,8 +108,9 @@ class Twin:
         self._growable = False
         #: Number of processes that serve no trial and may serve another one, by device.
         self._idle: Counter[int] = Counter()
-        costs = job.costs
-        self._starts = WorkerStarts(costs.cold, costs.at_once, self._call_after)
+        at_once, self._start_s = job.costs.starts(0)
+        #: When each of the processes that may start at a time is there; none: all may.
+        self._starting = [0.0] * at_once
         #: Trials that train, by their first device.
         self._training: dict[int, list[_Run]] = {}
         self._tails = _tails(job)
@@ -272,8 +239,13 @@ class Twin:
         if self._idle[device]:
             self._idle[device] -= 1
             self._call_after(self.job.costs.turn, then)
-        else:
-            self._starts.start_worker(partial(self._call_after, self.job.costs.first, then))
+            return
+        # New ones start in turn, a few at a time, as in `cluster.pool`.
+        there = self._start_s + (max(self.now, self._starting[0]) if self._starting else self.now)
+        if self._starting:
+            heapq.heapreplace(self._starting, there)
+        began: Callable[[], None] = partial(self._call_after, self.job.costs.first, then)
+        heapq.heappush(self._heap, (there, next(self._order), began))
 
     def _keep(self, *devices: int) -> None:
         """A worker of each device serves no trial any more."""

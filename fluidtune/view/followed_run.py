@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EventLogError
+from fluidtune.report.fold import Fold
 from fluidtune.report.log_tail import LogTail, driver_died
 from fluidtune.report.story import story_of
-from fluidtune.view.run_model import ROW, RunModel
+from fluidtune.view.run_model import ROW, changes, curve, glance
 from fluidtune.view.service_figures import ServicesFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
@@ -29,9 +30,9 @@ class FollowedRun:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self.model = RunModel()
+        self.fold = Fold()
         self._lock = threading.Lock()
-        self._tail: LogTail | None = None
+        self._tail = LogTail(log)
         self._services = ServicesFigures(log.parent)
         #: Which file, and which reading of it: the first part of a cursor.
         self._epoch = ""
@@ -43,24 +44,24 @@ class FollowedRun:
     def look(self, cursor: str = "", seconds: float = float("inf")) -> dict[str, Any]:
         """Read on for about ``seconds``, and say what has changed since ``cursor`` ("": all there is).
 
-        Beside what `RunModel.changes` says: "cursor", for the next call; "left", bytes of the log that are not read
+        Beside what `run_model.changes` says: "cursor", for the next call; "left", bytes of the log that are not read
         yet; "trouble", why nothing more will come, in words; "died", whether the driver is gone; "services", the
         figures of those of the run.
         """
         with self._lock:
             self._read(seconds)
             epoch, _, heard = cursor.partition(".")
-            known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.model.fold.heard
-            found = self.model.changes(int(heard) if known else 0)
-            found["unreadable"] = self._tail.dropped if self._tail is not None else 0
-            found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
-            died = not self.model.fold.over and driver_died(self.model.fold.head)
+            known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.fold.heard
+            found = changes(self.fold, int(heard) if known else 0)
+            found["unreadable"] = self._tail.dropped
+            found |= {"cursor": f"{self._epoch}.{self.fold.heard}", "left": self._left, "trouble": self._trouble}
+            died = not self.fold.over and driver_died(self.fold.head)
             return {**found, "died": died, "services": self._services.figures()}
 
     def as_dict(self) -> dict[str, Any]:
         """The run at this moment for a program. Times are seconds since its first event. Raises for a service's log."""
         glance, shown = self.glance(), self.look()
-        if self.model.fold.counts["serving_started"]:
+        if self.fold.counts["serving_started"]:
             raise EventLogError(f"{self.log.parent} is the log of a service; type: fluidtune serve status --json")
         held = {number: devices for number, devices, *_ in shown.get("held", [])}
         best = dict(zip(("trial", "metric"), glance["best"] or (), strict=False))
@@ -80,34 +81,26 @@ class FollowedRun:
     def _read(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         try:
-            if self._tail is None or (self._tail.left is None and self.log.is_file()):
-                self._begin()
-            tail = self._tail
-            assert tail is not None
-            while (left := tail.left) is not None:
+            if self._tail.anew():
+                self._epoch, self.fold, self._trouble = secrets.token_hex(4), Fold(), ""
+                self._services = ServicesFigures(self.log.parent)
+            while (left := self._tail.left) is not None:
                 self._left = left
                 if left == 0 or self._trouble or time.monotonic() >= until:
                     return
-                self.model.hear(tail.new(PIECE))
+                for event in self._tail.new(PIECE):
+                    self.fold.step(event)
             self._left, self._trouble = 0, f"{self.log} was deleted: this is what it had"
         except EventLogError as error:
             self._trouble = str(error)
         except OSError as error:
             self._trouble = f"{self.log} cannot be read: {error.strerror}"
 
-    def _begin(self) -> None:
-        """Read the file that is there now, from its first line on."""
-        tail = LogTail(self.log)
-        if self._tail is not None:
-            self._tail.close()
-        self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
-        self._services = ServicesFigures(self.log.parent)
-
     def curve(self, trial: str) -> dict[str, Any]:
-        """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""
+        """The trial's curves, see `run_model.curve`. Raises KeyError if the run has no such trial."""
         with self._lock:
             self._read(float("inf"))
-            return self.model.curve(trial)
+            return curve(self.fold, trial)
 
     def story(self, trial: str) -> dict[str, Any]:
         """The trial's story as `fluidtune why` tells it. "told" has seconds, iteration and words of each sentence.
@@ -116,9 +109,9 @@ class FollowedRun:
         """
         with self._lock:
             self._read(float("inf"))
-            if trial not in self.model.fold.trials:
+            if trial not in self.fold.trials:
                 raise KeyError(trial)
-            story = story_of(self.model.fold, trial)
+            story = story_of(self.fold, trial)
         told = [[round(at - story.began, 3), iteration, text] for at, iteration, text in story.told()]
         return {"head": story.head, "told": told, "end": list(story.end)}
 
@@ -126,11 +119,11 @@ class FollowedRun:
         """The run in a few figures, after its log was read; "trouble" as `look` says it."""
         with self._lock:
             self._read(float("inf"))
-            return {**self.model.glance(), "trouble": self._trouble}
+            return {**glance(self.fold), "trouble": self._trouble}
 
     def goes_on(self) -> bool:
         """Whether more is to come: the run has not ended as far as it was read, and something was written lately."""
         try:
-            return not self.model.fold.over and time.time() - self.log.stat().st_mtime < QUIET_S
+            return not self.fold.over and time.time() - self.log.stat().st_mtime < QUIET_S
         except OSError:
             return False

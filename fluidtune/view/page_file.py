@@ -38,8 +38,10 @@ def whole_page(log: Path) -> str:
     # Within a script element only "<" can end it or begin a comment.
     inlined = plain_json(data).replace("<", "\\u003c")
     text = re.sub(r'<link rel="icon"[^>]*>\n', "", page_text())
-    text = re.sub(r'<link rel="stylesheet" href="static/([^"]+)">', _style, text)
-    text = re.sub(r'<script( type="module")?(?: defer)? src="static/([^"]+)"></script>', _script, text)
+    style = re.compile(r'<link rel="stylesheet" href="static/([^"]+)">')
+    text = style.sub(lambda found: f"<style>{(STATIC / found[1]).read_text()}</style>", text)
+    script = re.compile(r'<script( type="module")?(?: defer)? src="static/([^"]+)"></script>')
+    text = script.sub(lambda found: f"<script{found[1] or ''}>{(STATIC / found[2]).read_text()}</script>", text)
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     data_element = f'<script type="application/json" id="snapshot">{inlined}</script>'
     return text.replace("<!-- policy -->", policy).replace(_PLACE, data_element)
@@ -47,7 +49,7 @@ def whole_page(log: Path) -> str:
 
 def _told(run: FollowedRun, trials: list[str]) -> list[str]:
     """The trials whose story a file has: the best ones first, then those that failed, then the others."""
-    its, head = run.model.fold.trials, run.model.fold.head
+    its, head = run.fold.trials, run.fold.head
     sign = -1.0 if head.get("mode") == "max" else 1.0
 
     def rank(trial: str) -> float:
@@ -57,14 +59,6 @@ def _told(run: FollowedRun, trials: list[str]) -> list[str]:
     best_first = sorted(trials, key=rank)
     failed_first = sorted(best_first, key=lambda trial: its[trial].state != "failed")
     return list(dict.fromkeys([*best_first[: STORIES // 2], *failed_first]))[:STORIES]
-
-
-def _style(found: re.Match[str]) -> str:
-    return f"<style>{(STATIC / found[1]).read_text()}</style>"
-
-
-def _script(found: re.Match[str]) -> str:
-    return f"<script{found[1] or ''}>{(STATIC / found[2]).read_text()}</script>"
 
 
 def write_page(run_dir: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:

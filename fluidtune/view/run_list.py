@@ -39,6 +39,7 @@ class RunList:
             find_log(root)  # whose error says what there is instead
         if len(logs) == 1:
             with closing(LogTail(logs[0])) as tail:
+                tail.anew()
                 tail.new(PIECE)
 
     def logs(self) -> dict[str, Path]:
@@ -80,7 +81,7 @@ class RunList:
             if known is None or known[0] != stamp:
                 run = self._run(key, log)
                 assert run is not None
-                known = self._glances[key] = (stamp, run.glance(), run.model.fold.head)
+                known = self._glances[key] = (stamp, run.glance(), run.fold.head)
             _, glance, head = known
             silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
             found.append({"key": key, **glance, "silence": silence, "died": not glance["over"] and driver_died(head)})

@@ -50,19 +50,17 @@ class _ServiceFigures:
     """One service. It may be replaced by another one of its name while it is looked at."""
 
     def __init__(self, name: str, log: Path) -> None:
-        self._name, self._log = name, log
-        self._tail: LogTail | None = None
+        self._name = name
+        self._tail = LogTail(log)
         self._sum = ServingSummary()
         self._state = ""
 
     def figures(self) -> dict[str, Any] | None:
         """Its name ("": that of the run), its state, and its table as `fluidtune report` prints it; None: not begun."""
         try:
-            if (self._tail is None or self._tail.left is None) and self._log.is_file():
-                if self._tail is not None:
-                    self._tail.close()
-                self._tail, self._sum, self._state = LogTail(self._log), ServingSummary(), ""
-            events = self._tail.new() if self._tail is not None else []
+            if self._tail.anew():
+                self._sum, self._state = ServingSummary(), ""
+            events = self._tail.new()
             for event in events:
                 self._state = STATES.get(event["event"], self._state)
             self._sum = summarise_serving(events, self._sum)

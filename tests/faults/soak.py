@@ -240,6 +240,7 @@ class Soak:
             if not log.exists():
                 return []
             tail = self._tails[job.name] = LogTail(log)
+            tail.anew()
             self._events[job.name] = []
         self._events[job.name] += tail.new()
         return self._events[job.name]

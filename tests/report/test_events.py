@@ -126,3 +126,7 @@ def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path) -> 
     log.write("spare_taken", worker="w2", device=1)
     found = read_events(tmp_path / EVENT_LOG_NAME)
     assert [event["worker"] for event in found] == ["w2"] and found.dropped == 1
+    # What somebody else has written into it is left out, too.
+    with (tmp_path / EVENT_LOG_NAME).open("a") as file:
+        file.write('{"loss": 1.0}\n')
+    assert read_events(tmp_path / EVENT_LOG_NAME).dropped == 2

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.report.occupancy import (
-    Interval,
     available_seconds,
     busy_over_time,
     device_steps,
@@ -26,7 +25,7 @@ def test_a_lost_device_frees_all_that_the_trial_held():
     gained = ev(8, "device_gained", device=1, node="n")
     again = [ev(4, "device_lost", device=1), started(6, "a", 0, resumed=True), gained, gained]
     use = occupancy_of([begin(0, 2), started(0, "a", 0, 1), *again, over(10)])
-    assert use.intervals == [Interval("a", device, 1, 0, 4) for device in (0, 1)] + [Interval("a", 0, 1, 6, 10)]
+    assert [(*span[:4], span.end) for span in use.spans] == [("a", (0, 1), 1, 0, 4), ("a", (0,), 1, 6, 10)]
     assert use.available == {0: [(0, 10)], 1: [(0, 4), (8, 10)]}
     assert available_seconds(use) == 16
     assert held_part(use) == pytest.approx(12 / 16)
@@ -44,13 +43,14 @@ class Model:
         self.available: dict[int, list[tuple[float, float]]] = {device: [] for device in self.there}
         self.held: dict[str, tuple[list[int], float, float]] = {}
         self.hurt: set[str] = set()
-        self.intervals: list[Interval] = []
+        #: Trial, device, share, begin and end.
+        self.held_until_now: list[tuple[str, int, float, float, float]] = []
 
     def hold(self, trial: str, where: list[int], share: float = 1.0) -> None:
         """From now on it holds these, and nothing else."""
         devices, before, since = self.held.pop(trial, ([], 0.0, self.now))
         self.hurt.discard(trial)
-        self.intervals += [Interval(trial, device, before, since, self.now) for device in devices if since < self.now]
+        self.held_until_now += [(trial, device, before, since, self.now) for device in devices if since < self.now]
         if where:
             self.held[trial] = (where, share, self.now)
 
@@ -83,7 +83,8 @@ def valid_runs(draw: st.DrawFn) -> Model:
     devices = draw(st.integers(1, 4))
     run = Model(devices)
     names = ["trial_started", "trial_started", "resized", "resize_failed", "trial_ended", "trial_suspended"]
-    names += ["worker_lost", "worker_lost", "recovered", "device_lost", "device_gained", "run_started"]
+    names += ["device_lost", "device_returned", "device_gained", "run_started"]
+    names += ["worker_lost", "worker_lost", "recovered"]
     for _ in range(draw(st.integers(0, 40))):
         run.now += draw(st.sampled_from([0.0, 0.1, 1.0, 2.5]))
         what, trial = draw(st.sampled_from(names)), draw(st.sampled_from("abcdef"))
@@ -118,7 +119,7 @@ def valid_runs(draw: st.DrawFn) -> Model:
             if trial in run.hurt:
                 run.hold(trial, [])
             fields |= {"iteration": 3, "reason": "worker lost"}
-        elif what == "device_lost" and device in run.there:
+        elif what in ("device_lost", "device_returned") and device in run.there:
             run.lose(device)
             fields = {"device": device}
         elif what == "device_gained":
@@ -144,18 +145,19 @@ def valid_runs(draw: st.DrawFn) -> Model:
 @settings(max_examples=150, deadline=None)
 def test_what_was_held_and_what_was_there(run):
     use = occupancy_of(run.events)
-    assert sorted(use.intervals) == sorted(run.intervals) and use.available == run.available
+    held = [(i.trial, device, i.share, i.start, i.end) for device, spans in use.by_device().items() for i in spans]
+    assert sorted(held) == sorted(run.held_until_now) and use.available == run.available
     assert use.wall_seconds == pytest.approx(sum(end - start for start, end in use.drivers))
     for device, steps in device_steps(use).items():
-        # Computed from the intervals, because the steps are clipped.
+        # Computed from the spans, because the steps are clipped.
         for left, right in zip(steps.times[:-1], steps.times[1:], strict=True):
             middle = (left + right) / 2
-            total = sum(i.share for i in use.intervals if i.device == device and i.start <= middle < i.end)
+            total = sum(i.share for i in use.by_device()[device] if i.start <= middle < i.end)
             there = any(start <= middle < end for start, end in use.available[device])
             assert total <= there + 1e-9
-    for interval in use.intervals:
-        assert use.start <= interval.start < interval.end <= use.end
-    by_hand = sum(i.share * (i.end - i.start) for i in use.intervals)
+    for span in use.spans:
+        assert use.start <= span.start < span.end <= use.end
+    by_hand = sum(i.width * (i.end - i.start) for i in use.spans)
     assert held_seconds(use) == pytest.approx(by_hand)
     assert 0 <= held_part(use) <= 1
     assert sum(packing_levels(use).values()) == pytest.approx(available_seconds(use))

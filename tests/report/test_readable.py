@@ -11,6 +11,7 @@ from typing import Any
 
 from fluidtune.profiles import ProfileError
 from fluidtune.report.events import EventDict, record_of
+from fluidtune.report.fold import Fold
 from fluidtune.report.pictures import timeline_figure, utilisation_figure
 from fluidtune.report.recorded import read_job
 from fluidtune.report.schema import SCHEMA
@@ -18,7 +19,7 @@ from fluidtune.report.serving_report import render_serving, serving_png, summari
 from fluidtune.report.story import story_of
 from fluidtune.report.summary import render, summarise
 from fluidtune.report.top import RunScreen
-from fluidtune.view.run_model import RunModel
+from fluidtune.view.run_model import changes
 from tests.report.makers import ev, text_of
 
 STRANGE: list[Any] = [None, True, "x", "", 0, -1, 1.5, 10**400, [], {}, [None], [0, 0], {"a": None}, {"a": {"b": "c"}}]
@@ -80,9 +81,7 @@ def tell_all(events: list[EventDict]) -> None:
     screen = RunScreen()
     screen.hear(events)
     text_of(screen.draw(20.0, 40))
-    model = RunModel()
-    model.hear(events)
-    model.changes()
+    changes(Fold(events))
     with suppress(ProfileError):
         read_job(events)
 

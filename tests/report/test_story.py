@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from hypothesis import strategies as st
 from fluidtune.cli import cli
 from fluidtune.engine import Reason, Why, because
 from fluidtune.report.events import EventDict
-from fluidtune.report.fold import Holdings
-from fluidtune.report.schema import SCHEMA
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
 from fluidtune.report.trial_lookup import UnknownTrialError, find_trial
 from tests.report.makers import (
@@ -25,6 +24,7 @@ from tests.report.makers import (
     ev,
     group,
     over,
+    random_run,
     resized,
     resizing,
     result,
@@ -227,75 +227,31 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 # Any log
 
 
-TEXTS = st.one_of(st.none(), st.text(max_size=9))
-#: Form of a field that readers rely on -> a value. Any other field has any text, or null.
-FORMED: dict[str, st.SearchStrategy[Any]] = {
-    "places": st.lists(st.integers(0, 3), max_size=3, unique=True),
-    "texts": st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3, unique=True),
-    **dict.fromkeys(("whole", "count"), st.integers(1, 3)),
-    **dict.fromkeys(("amount", "size", "number"), st.sampled_from([0.5, 1.0, 1 / 3]) | st.floats(0.001, 1000)),
-    **{"text": st.text(max_size=9), "given": TEXTS, "best": st.none()},
-}
-#: Field -> a value that it may have.
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "trial": st.sampled_from(["a", "b", "ab"]),
-    "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
-    "ending": st.sampled_from(["paused", "stopped", "failed"]),
-    "verdict": st.sampled_from(["divided", "whole", "unknown"]),
-    "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-    "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
-    "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
-    "reason": st.sampled_from(["", "one line", "two\nlines", "[brackets] and {braces}"]),
-}
-
-
-def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
-    if name == "run_started":
-        workers = st.sampled_from([None, 1, 4])
-        return st.builds(
-            lambda count, most: begin(0, count, settings={"max_workers": most}), st.integers(0, 4), workers
-        )
-    forms = {field: FORMED[form] for field, _, form, _ in SCHEMA[name].relied}
-    required, optional = (
-        {field: VALUES.get(field, forms.get(field, TEXTS)) for field in fields} for fields in SCHEMA[name][:2]
-    )
-    return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
-
-
-OF_A_JOB = list(SCHEMA)[: list(SCHEMA).index("serving_started")]
-LOGS = st.lists(st.sampled_from(OF_A_JOB).flatmap(event_strategy), max_size=120)
-
-
-@settings(deadline=None, max_examples=300)
-@given(LOGS, st.lists(st.floats(-1, 9), min_size=120, max_size=120))
-def test_any_log_gives_a_story_that_mentions_every_change_of_width(events: list[EventDict], steps: list[float]) -> None:
-    at = 1000.0
-    use, expected = Holdings(), []
-    for event, step in zip(events, steps, strict=False):
-        at += step  # a clock may be set back
-        event["t"] = at
-        use.step(event)
-        if event.get("trial") == "a" and event["event"] in ("trial_started", "resized"):
-            expected.append(len(event["devices"]) * (use.of("a").share or 1.0))
-    story = story_of(events, "a")
-    changes = [entry for entry in story.entries if entry.kind.split()[0] in ("started", "went", "moved", "grew")]
-    changes += [entry for entry in story.entries if entry.kind.split()[0] in ("shrank", "changed")]
-    assert len(changes) == len(expected)
-    lines = story.lines()
-    assert len(lines) <= 3 + len(story.entries)
-    assert sum(_stood_for(line) for line in lines[1 : len(lines) - len(story.end)]) == len(story.entries)
-    for entry in changes:
-        assert entry.width is not None
-        width = f"{entry.width:.3g}"
-        if any(line.endswith(entry.text) for line in lines):
-            assert (
-                entry.text.startswith(("started on", "went on on", "moved and"))
-                or f"width {width}," in entry.text
-                or (f"to {width}," in entry.text)
-            )
-        else:
-            summed = [line.partition("; widths ")[2].split(", ") for line in lines if "; widths " in line]
-            assert any(width in widths for widths in summed), (width, lines)
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 1000), st.integers(1, 40), st.sets(st.integers(0, 200), max_size=60), st.floats(-0.5, 0.5))
+def test_any_log_gives_a_story_that_mentions_every_change_of_width(
+    seed: int, iterations: int, lost: set[int], drift: float
+) -> None:
+    """Also one that lacks lines, and whose clock was set back."""
+    run = random_run(seed, devices=3, trials=4, iterations=iterations)
+    events = [event for place, event in enumerate(run) if place not in lost]
+    events = [{**event, "t": event["t"] + drift * (place % 3)} for place, event in enumerate(events)]
+    expected = Counter[str]()
+    for event in events:
+        expected[event.get("trial", "")] += event["event"] in ("trial_started", "resized")
+    for trial in {event["trial"] for event in events if "trial" in event}:
+        story = story_of(events, trial)
+        changes = [entry for entry in story.entries if entry.width is not None]
+        assert len(changes) == expected[trial]
+        lines = story.lines()
+        assert sum(_stood_for(line) for line in lines[1 : len(lines) - len(story.end)]) == len(story.entries)
+        summed = [line.partition("; widths ")[2].split(", ") for line in lines if "; widths " in line]
+        for entry in changes:
+            width = f"{entry.width:.3g}"
+            told = any(line.endswith(entry.text) for line in lines)
+            assert told or any(width in widths for widths in summed), (width, lines)
+            began = entry.text.startswith(("started on", "went on on", "moved and"))
+            assert began or f"width {width}," in entry.text or f"to {width}," in entry.text
 
 
 def _stood_for(line: str) -> int:

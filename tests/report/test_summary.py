@@ -162,6 +162,9 @@ def test_a_trial_that_starts_for_ever_counts_as_start():
     events += [started(2, "b", 1), ev(9, "worker_lost", worker="w", device=1, reason="", trial="b"), ended(12, "a")]
     found = summarise(events).time_use
     assert (found.iterating, found.starting, found.between) == (0, pytest.approx(11 + 7), 0)
+    # One that is resized while it starts.
+    grows = [begin(0, 2), started(0, "a", 0), resized(5, "a", 0, 1), result(10, "a", 1, 1.0, 2.0), ended(10, "a")]
+    assert summarise(grows).time_use.starting == 5 + 2 * 4
 
 
 def test_docs_and_code_name_the_same_figures():

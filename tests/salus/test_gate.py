@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import struct
 import threading
 import time
@@ -123,8 +124,8 @@ def test_one_that_has_no_room_for_another_file_waits_for_its_turn_and_notices_de
         holder.tell("go")
         assert holder.told() == "in"
         gate, third = seat(directory, "b"), seat(directory, "c")
-        monkeypatch.setattr(gate_module.socket, "socket", no_room)
-        monkeypatch.setattr(gate_module.os, "pidfd_open", no_room)
+        monkeypatch.setattr(socket, "socket", no_room)
+        monkeypatch.setattr(os, "pidfd_open", no_room)
         threading.Timer(0.2, holder.kill).start()
         with gate.iteration():
             waits = threading.Thread(target=lambda: third.iteration().__enter__())

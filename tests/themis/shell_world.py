@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -97,7 +98,8 @@ class World:
             monkeypatch.setattr(reservations, name, self._counted(name, getattr(self, f"_{name}")))
         ids = self._counted("id", bytes)
         nodes = self._counted("nodes", self._nodes)
-        monkeypatch.setattr(reservations, "ray", SimpleNamespace(nodes=nodes, PlacementGroupID=ids))
+        monkeypatch.setattr(ray, "nodes", nodes)
+        monkeypatch.setattr(ray, "PlacementGroupID", ids)
         monkeypatch.setattr(reservations, "PlacementGroup", Handle)
         write = books_file.write_books
         monkeypatch.setattr(books_file, "write_books", self._counted("write_books", lambda *args: write(*args)))
@@ -108,14 +110,13 @@ class World:
         threads = SimpleNamespace(Lock=threading.Lock, Event=turns, Thread=lambda **more: thread)
         monkeypatch.setattr(tenant, "threading", threads)
         monkeypatch.setattr(tenant, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=self.run))
-        session = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=str(next(self._sessions))))
-        monkeypatch.setattr(tenant, "uuid", session)
+        monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=str(next(self._sessions))))
         monkeypatch.setattr(tenant, "JOIN_S", 0.0)
-        get = SimpleNamespace(get=self.get, is_initialized=lambda: True, exceptions=ray.exceptions)
-        monkeypatch.setattr(tenant, "ray", get)
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
         methods = {name: SimpleNamespace(remote=partial(partial, self.ask, name)) for name in ("hear", "leave")}
         arbiter = SimpleNamespace(**methods)
-        monkeypatch.setattr(tenant.control, "start", self._counted("start", lambda unit: arbiter))
+        monkeypatch.setattr(ray, "get_actor", self._counted("get_actor", lambda name, namespace: arbiter))
 
     def start(self) -> None:
         """Start the arbiter's process; Ray starts it again if its constructor raises."""
@@ -155,7 +156,7 @@ class World:
             self.calls[name] += 1
             if name == "write_books" and self.disk is not None:
                 raise self.disk
-            return self.call(name, lambda: real(*args, **kwargs), args)
+            return self.call(name, lambda: real(*args, **kwargs), (*args, *kwargs.values()))
 
         return call
 

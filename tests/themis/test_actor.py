@@ -123,15 +123,13 @@ def test_an_arbiter_of_another_unit_is_refused_before_ray_is_asked():
         control.start("gpu")
 
 
-def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
-    make = reservations.placement_group
-
-    def fail(bundles, name="", **kwargs):
-        if "/evil/" in name:
+def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world):
+    def call(name, real, args):
+        if name == "placement_group" and "/evil/" in str(args):
             raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
-        return make(bundles, name=name, **kwargs)
+        return real()
 
-    monkeypatch.setattr(reservations, "placement_group", fail)
+    world.call = call
     world.join("evil", Job(2))
     world.agents["evil"].bundle["planet"] = 1.0
     world.run(3.0)

@@ -40,10 +40,18 @@ def test_second_app_gets_its_share_when_leases_end(monkeypatch):
     assert not cluster.notices, "equals do not take turns"
 
 
+class Fails(Themis):
+    """A policy with a fault."""
+
+    def decide(self, *args):
+        return 1 / 0
+
+
 def test_a_policy_that_fails_ends_only_its_round(caplog, monkeypatch):
-    cluster = Cluster(2)
+    policies = [Themis]
+    cluster = Cluster(2, policy=lambda f: policies[-1](f))
     cluster.join("a", Job(1))
-    monkeypatch.setattr(Themis, "decide", lambda *args: 1 / 0)
+    policies.append(Fails)
     monkeypatch.setattr(cluster_module, "check_arbiter", lambda arbiter: None)
     cluster.agents["a"].work.jobs = 2
     cluster.wait(200)

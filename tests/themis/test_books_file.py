@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from themis_bridge import ThemisError
-from themis_bridge.shell import books_file
 from themis_bridge.shell.books_file import Books, books_path, write_books
 
 
@@ -41,7 +40,7 @@ def test_books_of_another_user_are_refused_in_one_line(use, tmp_path: Path, monk
     path = tmp_path / "themis-me" / "head.json"
     write_books(path, "{}")
     mine = os.geteuid()
-    monkeypatch.setattr(books_file.os, "geteuid", lambda: mine + 4242)
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 4242)
     with pytest.raises(ThemisError, match=r"^\S+themis-me belongs to user \d+ and not to user \d+: have .* remove it"):
         use(path)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
+
+import ray
 
 from themis_bridge.shell import reservations
 
@@ -18,7 +19,7 @@ def node(name: str, address: str, alive: bool = True, **resources: float) -> dic
 
 
 def found(monkeypatch, *nodes: dict[str, Any]) -> tuple[list[str], list[str]]:
-    monkeypatch.setattr(reservations, "ray", SimpleNamespace(nodes=lambda: list(nodes)))
+    monkeypatch.setattr(ray, "nodes", lambda: list(nodes))
     gpus, ties, left_out = reservations.cluster_gpus("CPU")
     assert {gpu.machine for gpu in gpus} == set(ties)
     return [gpu.id for gpu in gpus], left_out

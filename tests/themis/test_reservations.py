@@ -59,20 +59,6 @@ def test_a_reservation_of_which_there_is_no_more_use_is_withdrawn():
     assert cluster.holds("a") == {"g1"} and [lease.gpu for lease in state.leases] == ["g1"]
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_a_reservation_of_an_app_that_is_gone_is_withdrawn(leaves):
-    cluster = waiting(2.0, settings=replace(SETTINGS, patience_s=20.0))
-    cluster.join("b", memory=2.0)
-    cluster.wait(5)
-    assert not cluster.holds("b")
-    if leaves:
-        cluster.leave("a")
-    else:
-        cluster.silent.add("a")
-        cluster.wait(25)
-    assert cluster.holds("b") == {"g0"}
-
-
 def test_a_lease_that_is_promised_before_it_is_known_to_wait_goes_to_its_heir():
     # Seen: the promise lasted for as long as something outside had the GPU, and counted as a GPU of its heir.
     cluster = Cluster(2)

@@ -13,21 +13,6 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 
 
-@pytest.mark.parametrize("books", [True, False])
-def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
-    cluster = Cluster(4)
-    for name in "ab":
-        cluster.join(name, Job(2))
-    cluster.wait(5)
-    state, held = cluster.arbiter.state, dict(cluster.reserved)
-    assert {app for app, _ in held.values()} == {"a", "b"}
-    there = {(app, gpu, token): "group" for gpu, (app, token) in held.items()}
-    cluster.arbiter = Arbiter.restored(state.saved() if books else {}, there, state.gpus.values())
-    cluster.notices.clear()
-    cluster.wait(30)
-    assert cluster.reserved == held and not cluster.notices
-
-
 def test_who_has_the_name_of_an_app_of_the_books_is_not_ended_before_that_one_is_heard():
     # Seen: an arbiter that died before its books knew the next app of a name; the next arbiter ended that app.
     cluster = Cluster(1)

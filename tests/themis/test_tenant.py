@@ -1,159 +1,127 @@
-"""`Tenant`, the side of a job, without Ray."""
+"""`Tenant`, the side of a job, over a stand-in of Ray."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
-from tests.contracts.processes import until
+from tests.themis.cluster import Job
+from tests.themis.shell_world import World
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
-from themis_bridge.agent import Gained, Leave, Lost
-from themis_bridge.errors import WrongArbiter
-from themis_bridge.locality import Gpu
-from themis_bridge.shell import tenant
+from themis_bridge.agent import Gained, Lost
+from themis_bridge.shell import actor, tenant
 
 
-class Remote:
-    """A method of an actor, called in this process; the patched ``ray.get`` returns its answer."""
+class Between:
+    """Hears what apps say in the place of an arbiter, which does all else."""
 
-    def __init__(self, method):
-        self.remote = method
+    def __init__(self, arbiter: Any, hear: Any):
+        self._arbiter, self.hear = arbiter, hear
 
-
-class Work:
-    """Nothing is left to do."""
-
-    def report(self):
-        return m.Report()
-
-
-class Arbiter:
-    """It lets jobs join that ask for its unit, and refuses messages of all others."""
-
-    def __init__(self, unit):
-        self.unit, self.apps = unit, set()
-        self.users: dict[str, str] = {}
-        self.hear, self.leave = Remote(self._hear), Remote(lambda *args: None)
-
-    def _hear(self, heard):
-        if self.unit not in heard.bundle:
-            raise WrongArbiter(f"leases single {self.unit}s")
-        self.apps.add(heard.app)
-        self.users[heard.app], self.life = heard.user, heard.life
-
-
-def gone(*args):
-    raise ray.exceptions.RayActorError
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arbiter, name)
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    """A cluster whose arbiter can be replaced."""
-    there = SimpleNamespace(arbiter=Arbiter("GPU"))
-    monkeypatch.setattr(tenant.control, "start", lambda unit: there.arbiter)
-    monkeypatch.setattr(tenant, "POLL_S", 0.01)
-    monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
-    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    there.signs, there.gone = [], set()
-
-    def sign():
-        there.signs.append(f"sign{len(there.signs)}")
-        return there.signs[-1]
-
-    monkeypatch.setattr(tenant.reservations, "sign_of_life", sign)
-    monkeypatch.setattr(tenant.reservations, "id_of", lambda sign: sign)
-    monkeypatch.setattr(tenant.reservations, "is_gone", lambda sign: sign in there.gone)
-    monkeypatch.setattr(tenant.reservations, "remove", there.gone.add)
-    return there
+def world(monkeypatch, tmp_path):
+    """An arbiter of two cores, and no job. One that comes tries to join for a while."""
+    world = World(monkeypatch, tmp_path)
+    monkeypatch.setattr(tenant, "JOIN_S", 60.0)
+    return world
 
 
-def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster):
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    assert cluster.arbiter.apps == {"a"} and job.poll() == []
-    former, cluster.arbiter = cluster.arbiter, Arbiter("CPU")
-    former.hear.remote = gone
-    until(lambda: job._agent.refused)
-    with pytest.raises(ThemisError, match="leases single CPUs"):
+def job_of(name: str, user: str = "") -> tenant.Tenant:
+    return tenant.Tenant(name, Job(1), {"CPU": 1.0}, "CPU", user)
+
+
+def test_an_arbiter_that_leases_something_else_now_ends_the_job(world):
+    job = job_of("a")
+    assert job.poll() == []
+    world.actor = actor.ArbiterActor({}, "GPU", "other")
+    job._loop()
+    with pytest.raises(ThemisError, match="leases single GPUs"):
         job.poll()
     job.close()
-    with pytest.raises(ThemisError, match="leases single CPUs"):
-        tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU")
-    assert not cluster.arbiter.apps and set(cluster.signs) == cluster.gone, "no sign of life is left"
+    with pytest.raises(ThemisError, match="leases single GPUs"):
+        job_of("b")
+    world.settle()
+    assert not world.actor._arbiter.state.apps
+    assert {each["state"] for each in world.table.values() if not each["name"]} == {"REMOVED"}, "signs of life"
 
 
-def test_a_join_that_is_answered_late_or_refused_because_of_a_silent_namesake_is_waited_for(cluster, caplog):
-    hear, sessions = cluster.arbiter._hear, []
+def test_a_join_that_is_answered_late_or_refused_because_of_a_silent_namesake_is_waited_for(world, caplog):
+    arbiter, sessions = world.actor, []
 
     def late(heard):
         sessions.append(heard.session)
         if len(sessions) < 4:
             raise ray.exceptions.GetTimeoutError
         why = "an app of the name 'a' is silent, and keeps its name"
-        return m.Refused(why, ends=len(sessions) < 6) if len(sessions) < 8 else hear(heard)
+        return m.Refused(why, ends=len(sessions) < 6) if len(sessions) < 8 else arbiter.hear(heard)
 
-    cluster.arbiter.hear = Remote(late)
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
-    assert cluster.arbiter.users == {"a": "anna"} and job.poll() == []
+    world.actor = Between(arbiter, late)
+    job = job_of("a", user="anna")
+    assert arbiter._arbiter.state.apps["a"].user == "anna" and job.poll() == []
     assert len(sessions) >= 8 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
     for said in ("has not answered within 10 s", "keeps its name; trying to join"):
         assert len([line for line in caplog.messages if said in line]) == 1
-    job.close()
 
 
-def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkeypatch):
-    monkeypatch.setattr(tenant, "JOIN_S", 0.0)
-
+def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(world):
     def never(*args):
         raise ray.exceptions.GetTimeoutError
 
-    cluster.arbiter.hear = Remote(never)
+    world.actor = Between(world.actor, never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
-        tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+        job_of("a")
 
 
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "is_gone", "hear", "get", "take"])
-def test_whatever_ray_raises_at_a_call_a_job_goes_on_and_shows_that_it_lives(call, cluster, monkeypatch):
+@pytest.mark.parametrize("call", ["get_actor", "sign_of_life", "id_of", "is_gone", "hear", "get", "take"])
+def test_whatever_ray_raises_at_a_call_a_job_goes_on_and_shows_that_it_lives(call, world, monkeypatch):
     # Seen: the id of a group that Ray could not read ended the agent without a word, and the job lost its leases.
     # Seen: Ray had removed the sign of life of a job once. Each of its later stalls of two seconds ended its leases.
-    failed, gpu, hear = [], Gpu("g0", "m0"), cluster.arbiter._hear
-    told = [m.Leases("1", (m.LeaseView(gpu, 3, "G", True, 20.0),), 1)]
-    cluster.arbiter.hear.remote = lambda heard: hear(heard) or (told[-1] if heard.known != told[-1].digest else None)
-    places = {"start": tenant.control, "get": ray, "hear": cluster.arbiter.hear, "take": tenant.Agent}
-    owner, name = places.get(call, tenant.reservations), "remote" if call == "hear" else call
-    real = getattr(owner, name)
+    failed = []
+    owner = {"get_actor": ray, "get": ray, "hear": actor.ArbiterActor, "take": tenant.Agent}.get(call)
+    owner = owner or tenant.reservations
+    real = getattr(owner, call)
 
     def thrice(*args, **kwargs):
         if len(failed) < 3:
             failed.append(call)
-            raise ValueError("injected")
+            raise RuntimeError("injected")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, thrice)
-    job, notices = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU"), []
-    until(lambda: notices.extend(job.poll()) or notices)
-    assert notices == [Gained(gpu, 3, "G"), Leave(gpu, 3, 20.0)] and job.expects
-    # It loses its lease, since Ray has removed its sign of life.
+    def turns(number):
+        for _ in range(number):
+            world.run(0.2)
+            job._loop()
+        return job.poll()
+
+    monkeypatch.setattr(owner, call, thrice)
+    job = job_of("a")
+    (gained,) = turns(20)
+    assert isinstance(gained, Gained)
+    # Ray has removed its sign of life, and it stands still for a while.
     failed.clear()
-    cluster.gone.update(cluster.signs)
-    told.append(m.Leases("2", ()))
-    until(lambda: notices.extend(job.poll()) or (cluster.arbiter.life not in cluster.gone and notices[2:]))
-    assert notices[2:] == [Lost(gpu, 3)] and len(failed) == 3
-    job.close()
+    world.end_driver(job)
+    world.run(5.0)
+    assert turns(20)[:2] == [Lost(gained.gpu, gained.token), Gained(gained.gpu, 2, job._agent.leases["m-0"].group)]
+    assert world.table[job._agent.life]["state"] != "REMOVED" and len(failed) == 3
 
 
-def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
-    del cluster.arbiter.hear
+def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(world, monkeypatch):
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: SimpleNamespace())
     with pytest.raises(ThemisError, match=r"earlier version: stop it .fluidtune arbiter stop"):
-        tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU", "anna")
+        job_of("b")
 
 
-def test_a_report_that_the_arbiter_does_not_take_ends_no_job(cluster, caplog):
+def test_a_report_that_the_arbiter_does_not_take_ends_no_job(world, caplog):
     # Seen: one false report, when a job joined or when the arbiter had not answered in time, ended the job.
-    hear, said = cluster.arbiter._hear, []
+    arbiter, said = world.actor, []
 
     def refuse(heard):
         said.append(len(said))
@@ -161,10 +129,11 @@ def test_a_report_that_the_arbiter_does_not_take_ends_no_job(cluster, caplog):
             raise ray.exceptions.GetTimeoutError
         if said[-1] in (0, 3):
             raise ThemisError("done is -1")
-        return hear(heard)
+        return arbiter.hear(heard)
 
-    cluster.arbiter.hear.remote = refuse
-    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
-    until(lambda: len(said) > 5)
-    assert job.poll() == [] and "cannot take the report of a: done is -1" in caplog.text
-    job.close()
+    world.actor = Between(arbiter, refuse)
+    job = job_of("a")
+    for _ in range(6):
+        job._loop()
+    assert not any(isinstance(each, Lost) for each in job.poll()) and len(said) > 5
+    assert "cannot take the report of a: done is -1" in caplog.text

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, grid, least_makespan
 from fluidtune.twin.least_makespan import PRECISION
+from tests.engine.invariants import check_engine
 
 ALONE = Profile("alone", {"1": 1.0})
 RUNGS = {"rung0": True, "rung1": True}
@@ -95,10 +96,13 @@ def jobs(draw: st.DrawFn) -> RecordedJob:
 
 @settings(max_examples=60, deadline=None)
 @given(job=jobs(), devices=st.integers(2, 9))
-def test_no_schedule_of_the_twin_is_below_the_bound(job: RecordedJob, devices: int):
-    found = least_makespan(job, devices)
-    assert Twin(job, devices).run() >= found.seconds * (1 - 1e-9)
+def test_every_job_ends_on_the_twin_and_no_schedule_of_it_is_below_the_bound(job: RecordedJob, devices: int):
+    found, twin = least_makespan(job, devices), Twin(job, devices)
+    assert twin.run() >= found.seconds * (1 - 1e-9)
     assert found.seconds >= max(found.path_seconds, found.area_seconds) * (1 - 2 * PRECISION)
+    check_engine(twin.engine)
+    assert twin.iterations == sum(stage.iterations for trial in job.trials for stage in trial.stages)
+    assert 0 < twin.held_part <= 1 + 1e-9
 
 
 def shortest(work: list[tuple[int, ...]], profile: Profile) -> float:

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
 from fluidtune.report.measured import measure
 from tests.report import makers
-from tests.report.makers import begin, ended, ev, resized, started
+from tests.report.makers import begin, ended, resized, started
 
 times = st.floats(0.01, 100.0)
-BACK = ev(10, "device_gained", device=0, node="")
 
 
 def test_placement_and_neighbours_are_read_off():
@@ -96,26 +95,18 @@ def test_iterations_are_measured_by_the_trials_that_trained_there():
     assert profile.resize == 0.1
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        [ev(10, "worker_lost", worker="w", device=0, reason="it died", trial="b")],
-        [
-            ev(10, "worker_lost", worker="w", device=0, reason="it died"),
-            ev(10, "recovered", trial="b", iteration=1, reason=""),
-        ],
-        [begin(10, 1), started(10, "a", 0)],
-        [ev(10, "device_lost", device=0, reason="it died"), BACK, started(10, "a", 0)],
-        [ev(10, "device_returned", device=0), BACK, started(10, "a", 0)],
-        [ended(10, "b")],
-    ],
-    ids=["worker lost", "whose worker is not said", "driver killed", "device lost", "device returned", "ended"],
-)
-def test_a_trial_whose_neighbour_is_gone_is_measured_alone(gone: list[dict]):
+def test_a_trial_that_loads_slows_no_neighbour():
+    events = [started(0, "a", 0), result(1.0, "a", 1.0), started(1, "b", 0)]
+    events += [*(result(float(t), "a", 1.0) for t in range(2, 12)), result(13.0, "b", 1.0)]
+    assert measure(events).profile.packed == {}
+
+
+def test_a_trial_whose_neighbour_is_gone_is_measured_alone():
+    """Whichever event says that it is gone: tests/report/test_occupancy.py."""
     events = [begin(0, 1), started(0, "a", 0), started(0, "b", 0)]
     for t in (2, 4, 6, 8):
         events += [result(t, "a", 2.0), result(t, "b", 2.0)]
-    events += gone + [result(10.0 + t, "a", 1.0) for t in range(1, 11)]
+    events += [ended(10, "b"), *(result(10.0 + t, "a", 1.0) for t in range(1, 11))]
     profile = measure(events).profile
     assert profile.seconds == {"1": 1.0}
     assert profile.packed == {2: 2.0}

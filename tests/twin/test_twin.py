@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report.recorded import read_job
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid
-from tests.engine.invariants import check_engine
 from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
 ALONE = Profile("alone", {"1": 1.0})
@@ -55,26 +51,6 @@ def test_a_paused_trial_goes_on_in_its_own_process_on_cores(waits: bool):
     stages = (Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0))
     job = RecordedJob((RecordedTrial("a", stages),), ALONE, {}, waits=waits, costs=Costs(cold=2.0, first=0.7))
     assert Twin(job, 1).run() == pytest.approx(2.7 + 2 + (0.0 if waits else 2.7) + 3)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    trials=st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 5.0)), min_size=1, max_size=12),
-    devices=st.integers(1, 6),
-    kind=st.sampled_from(["plain", "checkpointing", "elastic"]),
-    growable=st.booleans(),
-)
-def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, kind: Any, growable: bool):
-    recorded = tuple(
-        RecordedTrial(f"t{k}", (Stage("g", length, float(length)),), cost) for k, (length, cost) in enumerate(trials)
-    )
-    twin = Twin(RecordedJob(recorded, DEFAULT, {"g": True}, kind=kind, growable=growable), devices)
-    makespan = twin.run()
-    check_engine(twin.engine)
-    assert twin.iterations == sum(length for length, _ in trials)
-    fastest = min(DEFAULT.iteration((1,), p) / p for p in (1, 2, 3, 4))
-    assert makespan >= fastest * sum(length * cost for length, cost in trials) / devices * 0.999
-    assert 0 < twin.held_part <= 1 + 1e-9
 
 
 def log() -> list[dict]:

@@ -121,7 +121,7 @@ def test_a_story_is_that_of_fluidtune_why(seed: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         run = FollowedRun(written(Path(directory), events))
         run.look()
-        for trial in run.model.fold.trials:
+        for trial in run.fold.trials:
             story, found = story_of(events, trial), run.story(trial)
             assert (found["head"], tuple(found["end"])) == (story.head, story.end)
             assert [text for *_, text in found["told"]] == [text for *_, text in story.told()]

@@ -5,21 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluidtune.report.fold import Fold
 from fluidtune.report.occupancy import occupancy_of
-from fluidtune.view.run_model import CURVE_POINTS, RunModel
+from fluidtune.view.run_model import CURVE_POINTS, changes, curve, glance
 from tests.report.makers import added, begin, ended, ev, random_run, resized, result, started
 from tests.report.test_summary import by_hand
 from tests.view.pages import Page
 
 
-def model_of(events: list) -> RunModel:
-    model = RunModel()
-    model.hear(events)
-    return model
-
-
 def test_a_run_by_hand() -> None:
-    page = Page().take(model_of(by_hand()).changes())
+    page = Page().take(changes(Fold(by_hand())))
     assert list(page.trials) == ["c", "b", "a"]  # what changed last comes first
     assert page.trials["a"] == {
         **{"number": 0, "name": "", "id": "a", "group": "g", "kind": "elastic", "parameters": {}},
@@ -42,30 +37,31 @@ def test_a_run_by_hand() -> None:
 def test_increments_add_up_to_the_whole(seed: int, devices: int, trials: int, cuts: list[int]) -> None:
     """What was sent is not sent again. And the intervals are those of the timeline."""
     events = random_run(seed, devices=devices, trials=trials, iterations=4)
-    model, page, seen = RunModel(), Page(), 0
+    fold, page, seen = Fold(), Page(), 0
     for begin_at, end_at in zip([0, *sorted(cuts)], [*sorted(cuts), len(events)], strict=True):
-        model.hear(events[begin_at:end_at])
-        page.take(model.changes(seen))
-        seen = model.fold.heard
-    assert page.shown == Page().take(model.changes()).shown
-    again = model.changes(seen)
+        for event in events[begin_at:end_at]:
+            fold.step(event)
+        page.take(changes(fold, seen))
+        seen = fold.heard
+    assert page.shown == Page().take(changes(fold)).shown
+    again = changes(fold, seen)
     assert again["trials"] == [] and not {"head", "devices", "news", "marks", "intervals"} & again.keys()
     numbers = {trial["number"]: name for name, trial in page.trials.items()}
     shown = {(numbers[n], device, start, end) for n, device, _, start, end in page.intervals}
-    held = occupancy_of(events).intervals
-    assert shown == {(i.trial, i.device, round(i.start - 1000, 3), round(i.end - 1000, 3)) for i in held}
+    held = [(device, span) for device, spans in occupancy_of(events).by_device().items() for span in spans]
+    assert shown == {(i.trial, device, round(i.start - 1000, 3), round(i.end - 1000, 3)) for device, i in held}
 
 
 def test_a_curve_is_thinned_and_keeps_the_last_result() -> None:
     count = 3 * CURVE_POINTS + 7
     events = [begin(0, 1), added(0, "a"), started(1, "a", 0)]
     events += [result(2 + n, "a", n, 1.0, 1.0, None if n == count else 1 / n) for n in range(1, count + 1)]
-    curve = model_of(events).curve("a")
-    assert len(curve["iterations"]) <= CURVE_POINTS
-    assert curve["iterations"][-1] == count and curve["metric"][-1] is None
-    short = model_of(events[:6]).curve("a")
+    thinned = curve(Fold(events), "a")
+    assert len(thinned["iterations"]) <= CURVE_POINTS
+    assert thinned["iterations"][-1] == count and thinned["metric"][-1] is None
+    short = curve(Fold(events[:6]), "a")
     assert short["iterations"] == [1, 2, 3] and short["metric"] == [1.0, 0.5, 1 / 3]
-    assert model_of(events[:3]).curve("a")["iterations"] == []
+    assert curve(Fold(events[:3]), "a")["iterations"] == []
 
 
 def test_the_width_of_a_trial_over_time() -> None:
@@ -73,22 +69,22 @@ def test_the_width_of_a_trial_over_time() -> None:
     events = [begin(0, 2), added(0, "a"), added(0, "b"), started(1, "a", 0, share=0.5), started(1, "b", 0, share=0.5)]
     events += [ended(2, "b"), resized(2, "a", 0), ev(3, "resized", trial="a", devices=[0], seconds=0, share=1.0)]
     events += [resized(4, "a", 0, 1), ev(6, "trial_suspended", trial="a"), started(8, "a", 1)]
-    model = model_of(events)
-    steps = model.curve("a")["widths"]
+    fold = Fold(events)
+    steps = curve(fold, "a")["widths"]
     assert steps == [[1, 0.5], [3, 1.0], [4, 2.0], [6, 0.0], [8, 1.0]]
-    model.hear([ended(9, "a")])
-    assert model.curve("a")["widths"][-1] == [9, 0.0]
+    fold.step(ended(9, "a"))
+    assert curve(fold, "a")["widths"][-1] == [9, 0.0]
 
 
 def test_why_a_trial_waits() -> None:
     def waits(*events: dict) -> str:
-        return Page().take(model_of([begin(0, 1), added(0, "a"), *events]).changes()).trials["a"]["waits"]
+        return Page().take(changes(Fold([begin(0, 1), added(0, "a"), *events]))).trials["a"]["waits"]
 
     on = started(1, "a", 0)
     busy = ev(0, "trial_waits", line=1, trials=["a"], reason="all are held", why="devices_busy", numbers={})
     assert (waits(busy), waits(busy, on)) == ("all are held", "")
     given = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"), {**added(3, "a"), "parameters": {"lr": 0.2}})
-    page = Page().take(model_of([begin(0, 1), added(0, "a"), *given]).changes())
+    page = Page().take(changes(Fold([begin(0, 1), added(0, "a"), *given])))
     assert page.trials["a"]["parameters"] == {"lr": 0.2}, "those that the search chose last"
     assert waits(busy, on, begin(5, 1)) == "its driver ended, and another one goes on"
 
@@ -96,7 +92,7 @@ def test_why_a_trial_waits() -> None:
 def test_the_best_value_so_far() -> None:
     events = [begin(0, 1, mode="max"), added(0, "a"), started(0, "a", 0)]
     events += [result(n, "a", n, 1.0, 1.0, value) for n, value in enumerate((0.1, 0.5, 0.3, None, 0.6), start=1)]
-    model = model_of(events)
-    assert model.fold.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
-    assert model.fold.trials["a"].best == 0.6 and model.glance()["best"] == ("a", 0.6)
-    assert model.glance()["use"] == 1.0
+    fold = Fold(events)
+    assert fold.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
+    assert fold.trials["a"].best == 0.6 and glance(fold)["best"] == ("a", 0.6)
+    assert glance(fold)["use"] == 1.0
