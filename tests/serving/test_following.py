@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import following, service
 from fluidtune.serving.model_versions import Deploy, Rollback, Service, Version, handle
-from fluidtune.serving.setting import Following
 from fluidtune.serving.winners import Winner
 from tests.serving import runs
 
@@ -29,10 +27,7 @@ def test_better_is_better_than_each_that_is_known(value, known, mode, better):
     assert following.is_better(value, known, mode) is better
 
 
-def test_what_was_rolled_back_is_deployed_when_it_has_got_better(monkeypatch):
-    now = [0.5]
-    monkeypatch.setattr(following, "winners", lambda *given, **named: [Winner("b", None, {}, now[0])])
-
+async def test_what_was_rolled_back_is_deployed_when_it_has_got_better():
     class Rollouts:
         service = Service(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
 
@@ -41,18 +36,15 @@ def test_what_was_rolled_back_is_deployed_when_it_has_got_better(monkeypatch):
 
     rollouts = Rollouts()
 
-    def look():
-        asyncio.run(following.look(rollouts, "run", Following(1.0, "score", "max")))
+    async def phase(value):
+        await following.deploy_better(rollouts, Winner("b", None, {}, value), "run", "max")
         return rollouts.service.phase
 
-    assert look() == "loading"
-    now[0] = 0.6
-    assert look() == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
+    assert await phase(0.5) == "loading"
+    assert await phase(0.6) == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
     rollouts.service = handle(rollouts.service, Rollback())
-    now[0] = 0.5
-    assert look() == "one"
-    now[0] = 0.55
-    assert look() == "loading"
+    assert await phase(0.5) == "one"
+    assert await phase(0.55) == "loading"
 
 
 @pytest.mark.parametrize(

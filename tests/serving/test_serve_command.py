@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import ray
 from click.testing import CliRunner
+from ray._private.worker import global_worker
 
 from fluidtune.cli import cli
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
-from fluidtune.serving.running_services import status_text
+from fluidtune.serving.running_services import RunningService, status_text
 from fluidtune.serving.service import loader, serve
 from tests.serving import runs
 from themis_bridge.shell import control
@@ -37,29 +39,28 @@ def test_functions_that_are_not_there(text, said):
 
 
 def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(service, "NEEDS", ("no_such_module", "json"))
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    with pytest.raises(FluidTuneError, match=r'not installed: no_such_module; type: pip install "fluidtune\[serve\]"'):
-        serve("run", runs.load, 1.0)
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with pytest.raises(FluidTuneError, match=r'not installed: .*uvloop; type: pip install "fluidtune\[serve\]"'):
+        service.check_installed()
 
 
-def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
-    """Seen: `fluidtune.serve` ended with an AttributeError there."""
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    monkeypatch.setattr(service, "NEEDS", ())
+@pytest.mark.serve
+def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch, tmp_path):
+    """Seen: `fluidtune.serve` ended with an AttributeError there.
+
+    Seen: a service of several models of a file in "/" had no name, and was refused for that.
+    """
+    monkeypatch.chdir("/")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-    monkeypatch.setattr(service.kept_state, "global_worker", SimpleNamespace())  # as in a client
+    monkeypatch.delattr(global_worker, "gcs_client", raising=False)  # as in a client
+    model = {"name": "a", "checkpoint": str(tmp_path), "load": runs.load, "slo": 1.0, "rate": 1.0}
     with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
-        serve("run", runs.load, 1.0)
-    # Seen: a service of several models of a file in "/" had no name, and was refused for that.
-    monkeypatch.setattr(service.kept_state, "can_keep", lambda: True)
-    monkeypatch.setattr(service, "known", lambda: [running_services.RunningService("models", "bert")])
-    placed = SimpleNamespace(models=[SimpleNamespace(slo=1.0)])
-    monkeypatch.setattr(service, "_placing", lambda *given: (placed, [], "/"))
-    with pytest.raises(FluidTuneError, match="'models' already, of user bert"):
-        serve(models="models.toml", user="anna")
+        serve(models=[model])
+
+
+ONE, OTHER = RunningService("digits", "anna"), RunningService("digits", "bert")
 
 
 @pytest.mark.parametrize(
@@ -67,22 +68,18 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
     [
         (TimeoutError(), "^the front did not start: TimeoutError$"),
         (RuntimeError("no\nsuch thing"), "^the front did not start: such thing$"),
-        ([running_services.RunningService("digits", "bert")], "'digits' already, of user bert; give another name"),
+        ([{"name": OTHER.actor, "namespace": "fluidtune"}], "'digits' already, of user bert; give another name"),
     ],
 )
-def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monkeypatch, seen, said):
+def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monkeypatch, kept, seen, said):
     """Of what is seen by the second look at the services: an error, or another user's service that began meanwhile."""
-    kept: dict[str, bytes] = {}
-    stopped: list[running_services.RunningService] = []
-    monkeypatch.setattr(service.kept_state, "keep", kept.__setitem__)
-    monkeypatch.setattr(service.kept_state, "forget", kept.pop)
+    stopped = Mock(side_effect=ValueError)
     monkeypatch.setattr(ray, "remote", Mock())
-    monkeypatch.setattr(service, "known", Mock(side_effect=[[], seen]))
-    monkeypatch.setattr(running_services.RunningService, "stop", lambda one: stopped.append(one))
-    one = running_services.RunningService("digits", "anna")
+    monkeypatch.setattr(ray, "get_actor", stopped)
+    monkeypatch.setattr(ray.util, "list_named_actors", Mock(side_effect=[[], seen]))
     with pytest.raises(FluidTuneError, match=said):
-        service._start(SimpleNamespace(known=one))
-    assert not kept and stopped == [one]
+        service._start(SimpleNamespace(known=ONE))
+    assert not kept and stopped.call_args.args == (ONE.actor,)
 
 
 GIVEN = {"results": "run", "load": runs.load, "slo": 1.0}
@@ -132,7 +129,6 @@ def test_what_is_wrong_is_said_before_anything_connects_to_ray(monkeypatch, give
     monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     for name in ("init", "is_initialized"):
         monkeypatch.setattr(ray, name, lambda *given, **named: pytest.fail("it connects to Ray"))
-    monkeypatch.setattr(service, "join", ray.init)
     with pytest.raises(FluidTuneError) as refused:
         if isinstance(given, dict):
             serve(**given)
@@ -192,8 +188,23 @@ def test_the_status_in_words():
 NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"
 
 
-@pytest.mark.parametrize("command", ["status", "deploy", "rollback", "start"])
-def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
+@pytest.fixture
+def prints(monkeypatch):
+    """What the command prints that finds or starts this service."""
+
+    def run(served, *words):
+        monkeypatch.setattr(serve_words, "connect", lambda address: None)
+        monkeypatch.setattr(running_services, "find", lambda *given: served)
+        monkeypatch.setattr(service, "serve", lambda *given, **named: served)
+        done = CliRunner().invoke(cli, ["serve", *words])
+        assert done.exit_code == 0, done.exception
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["status", "deploy run", "rollback", f"start run --load {HERE}:load --slo 1"])
+def test_names_and_errors_of_a_service_are_shown_as_they_are(prints, command):
     """Seen: a model's name or error could clear the terminal, or add a line."""
     trial = TRIAL | dict.fromkeys(("trial", "state", "why", "batching"), NAME) | {"requests": {NAME: 1}}
     placement = {"devices": {"0": [NAME]}, "loads": {NAME: 1}, "phase": NAME, "why": NAME}
@@ -201,14 +212,16 @@ def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, comman
     found |= {"placement": placement, "trials": [trial], "log": None}
     served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found, name=NAME)
     served.deploy, served.rollback = lambda run, **asked: trial, lambda: None
-    monkeypatch.setattr(serve_words, "connect", lambda address: None)
-    monkeypatch.setattr(running_services, "find", lambda *given: served)
-    monkeypatch.setattr(service, "serve", lambda *given, **named: served)
-    words = {"deploy": ["run"], "start": ["run", "--load", f"{HERE}:load", "--slo", "1"]}.get(command, [])
-    done = CliRunner().invoke(cli, ["serve", command, *words])
-    assert done.exit_code == 0, done.exception
-    assert SHOWN in done.stdout and not set("\x1b\x9b\ud83d") & set(done.stdout)
-    assert not any(line.startswith("  it is fine") for line in done.stdout.splitlines())
+    said = prints(served, *command.split())
+    assert SHOWN in said and not set("\x1b\x9b\ud83d") & set(said)
+    assert not any(line.startswith("  it is fine") for line in said.splitlines())
+
+
+def test_what_is_printed_acts_on_the_same_service(prints):
+    """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
+    served = SimpleNamespace(name="two digits", promote=lambda: None)
+    said = prints(served, "--user", "anna", "promote")
+    assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
 
 
 @pytest.fixture
@@ -221,7 +234,6 @@ def cluster(monkeypatch):
     return found
 
 
-ONE = running_services.RunningService("digits", "anna")
 CPU, GPU = DeviceSpec("cpu"), DeviceSpec("gpu", 2)
 
 
@@ -249,15 +261,6 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
         service._leasing(GPU, ONE)
-
-
-def test_what_is_printed_acts_on_the_same_service(monkeypatch):
-    """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
-    served = SimpleNamespace(name="two digits", promote=lambda: None)
-    monkeypatch.setattr(serve_words, "connect", lambda address: None)
-    monkeypatch.setattr(running_services, "find", lambda *given: served)
-    said = CliRunner().invoke(cli, ["serve", "--user", "anna", "promote"]).stdout
-    assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
 
 
 def test_a_trial_that_is_named_is_not_ranked():
