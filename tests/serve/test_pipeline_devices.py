@@ -7,28 +7,16 @@ import asyncio
 import pytest
 
 from symphony_serve.batching.window import Window
-from symphony_serve.errors import Refused
-from symphony_serve.messages import Reason
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
-from symphony_serve.shell import async_server
-from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_profile
-from tests.serve.driving import PATIENCE_S, reached
-from tests.serve.stand_ins import HeldDevice
-
-#: Seconds.
-SLO_S = 60.0
+from tests.serve.driving import reached
+from tests.serve.stand_ins import HeldDevice, Patient, became
 
 
-@pytest.fixture(autouse=True)
-def _a_busy_machine_makes_no_device_suspect(monkeypatch):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S)
-
-
-def model():
-    """Batches of 1 that take 3 ms, of which a third keeps the next one from starting."""
-    return Model("m", Profile.from_seconds([0.003]).in_stages([1 / 3]), SLO_S, Window, EAGER)
+def model(seconds=0.003):
+    """Batches of 1 that take so long, of which a third keeps the next one from starting."""
+    return Model("m", Profile.from_seconds([seconds]).in_stages([1 / 3]), 60.0, Window, EAGER)
 
 
 @pytest.fixture
@@ -38,10 +26,9 @@ def device():
 
 @pytest.fixture
 async def server(device):
-    seen = []
-    async with AsyncServer([model()], [device], seen.append) as made:
+    async with Patient([model()], [device]) as made:
         yield made
-    assert all(0 < one.overlap <= one.seconds for one in seen)
+    assert all(0 < one.overlap <= one.seconds for one in made.seen)
 
 
 async def test_a_pipeline_has_as_many_batches_as_its_profile_says_and_no_more(server, device):
@@ -55,8 +42,7 @@ async def test_a_pipeline_has_as_many_batches_as_its_profile_says_and_no_more(se
 
 
 async def test_a_pipeline_whose_first_stage_is_free_gets_the_next_batch(device):
-    slow = Model("m", Profile.from_seconds([20.0]).in_stages([1 / 3]), SLO_S, Window, EAGER)
-    async with AsyncServer([slow], [device]) as server:
+    async with Patient([model(20.0)], [device]) as server:
         answers = [server.ask("m", value) for value in range(2)]
         await device.has(0)
         await asyncio.sleep(0.05)
@@ -92,19 +78,15 @@ async def test_what_stages_of_two_lost_pipelines_had_is_refused_once_and_what_st
         device.passed[0]()
         device.lose()
     await device.ends(2, "there")
-    found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [isinstance(one, Refused) and one.reason for one in found[:2]] == [Reason.LOST_TWICE] * 2
-    assert found[2] == "there"
+    assert await became(*answers) == ["LOST_TWICE"] * 2 + ["there"]
 
 
-async def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline(device):
-    server = AsyncServer([model()], [device])
+async def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline(server, device):
     answers = [server.ask("m", value) for value in range(4)]
     await device.has(0, 1, 2)
     await server.close(timeout=0.01)
     assert not device.there
-    found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [one.reason for one in found] == [Reason.CUT_OFF] * 3 + [Reason.CLOSED]
+    assert await became(*answers) == ["CUT_OFF"] * 3 + ["CLOSED"]
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -24,8 +24,6 @@ from tests.serving.stand_ins import device, rollouts, settled
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept")]
 
 
-
-
 def deploy(name="b"):
     return Deploy(name, "other", Winner(name, None, {}, 2.0))
 
