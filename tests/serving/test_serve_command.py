@@ -83,7 +83,7 @@ def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monk
 
 
 GIVEN = {"results": "run", "load": runs.load, "slo": 1.0}
-BESIDE = GIVEN | {"beside": True}
+BESIDE, SEVERAL = GIVEN | {"beside": True}, {"models": "none.toml"}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,9 @@ BESIDE = GIVEN | {"beside": True}
         (GIVEN | {"name": "a/b"}, "name is 'a/b', expected printable characters without '/'"),
         (GIVEN | {"memory": 1.0}, "memory is 1.0, and is for several models"),
         (GIVEN | {"host": "0.0.0.0"}, "other machines reach host '0.0.0.0': give a token, or no_token"),
+        (GIVEN | {"follow": 0.0}, "follow is 0.0, expected seconds between two looks"),
+        (GIVEN | {"follow": 1.0, "top": 2}, "follow is for the best trial alone, and top is 2"),
+        (GIVEN | {"follow": 1.0}, "does not tell by which metric its trials are ranked"),
         (GIVEN | {"devices": "tpu:1"}, "devices='tpu:1' is not a device setting"),
         (GIVEN | {"devices": "emulated:2"}, "devices='emulated:2' compute nothing, so they cannot answer"),
         (GIVEN | {"devices": "cpu:3", "stages": 2}, "devices='cpu:3' are 3 processes; give a multiple of the 2 stages"),
@@ -115,6 +118,12 @@ BESIDE = GIVEN | {"beside": True}
         (GIVEN | {"stages": 2, "arbiter": "auto"}, "on processes of its own; leave out arbiter (--shared)"),
         (BESIDE | {"arbiter": "auto"}, 'beside=True shares one core by turns, and arbiter="auto" leases whole ones'),
         (BESIDE | {"devices": "cpu:2"}, "beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"),
+        (SEVERAL | {"follow": 1.0}, "models and follow do not go together: it is for the trials of one run"),
+        (SEVERAL | {"arbiter": "auto"}, "models and arbiter (--shared) do not go together: several models share no le"),
+        (SEVERAL | {"top": 2}, "models and top do not go together"),
+        (SEVERAL | {"stages": 2}, "models and stages do not go together"),
+        (SEVERAL | {"memory": 0.0}, "memory is 0.0, expected a number above 0"),
+        (SEVERAL | {"memory": True}, "memory is True, expected a number above 0"),
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"], "leases whole ones: choose one"),
