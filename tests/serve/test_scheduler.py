@@ -1,4 +1,4 @@
-"""The scheduler: the paper's figures 4 and 5, who gets which GPU, GPUs that come and go, counted work."""
+"""The scheduler: the paper's figures 4 and 5, who gets which GPU, GPUs that come and go, counted work, and faults."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from tests.serve.driving import TICK, Driver, staggered
+from tests.serve.fault_schedules import World
 from tests.serve.invariants import unanswered
 
 #: The model of figures 4 and 5. Times are those of the figure.
@@ -179,3 +180,12 @@ def test_a_tick_that_comes_too_early_is_asked_for_again():
     scheduler.handle(GpuJoined(1, 1), 0.0)
     assert scheduler.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0) == [WakeAt(5.0)]
     assert scheduler.handle(Tick(), 4.999) == [WakeAt(5.0)]
+
+
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 400), marks=pytest.mark.slow)], ids=str)
+def test_seeded_faults(seeds):
+    """`tests.serve.fault_schedules` runs more."""
+    outcomes = set()
+    for seed in seeds:
+        outcomes.update(World(seed).play().values())
+    assert outcomes >= {"answered", "LATE", "CANCELLED", "UNKNOWN_MODEL", "GPU_LOST", "LOST_TWICE"}

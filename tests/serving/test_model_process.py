@@ -42,6 +42,10 @@ def batch(inputs):
     return Passed(list(map(Packed.of, inputs)), len(inputs))
 
 
+def exits(*given):
+    sys.exit(3)
+
+
 def made(function, samples=(1,)):
     """A ``load`` whose model is this function."""
     if samples is not None:
@@ -77,6 +81,8 @@ def test_a_measurement_fails_where_the_model_fails_and_tells_the_line(winner, ca
         (made(lambda values: values, samples="text"), "samples of trial t are a str, expected a list"),
         (lambda directory, config: 7, "load returned int for trial t, expected a function"),
         (lambda directory, config: config["missing"], "trial t does not load: KeyError.*; check load"),
+        (exits, r"the checkpoint of trial t does not load: SystemExit\(3\); check load"),
+        (made(exits), r"the model of trial t fails with its own samples: .*SystemExit\(3\)"),
     ],
 )
 def test_models_that_are_refused(winner, load, said):
@@ -129,23 +135,6 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
 )
 def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
     assert _grown(before, after) == bytes_
-
-
-def exits(*given):
-    sys.exit(3)
-
-
-@pytest.mark.parametrize(
-    ("load", "said"),
-    [
-        (exits, r"the checkpoint of trial u does not load: SystemExit\(3\); check load"),
-        (made(exits), r"the model of trial u fails with its own samples: .*SystemExit\(3\)"),
-    ],
-)
-def test_a_model_that_exits_is_one_that_fails(winner, load, said):
-    exiting = dataclasses.replace(winner, name="u", load=Loading.of(load, []).load)
-    with pytest.raises(ServeError, match=said):
-        ModelProcess(Loading.of(load, [exiting]))
 
 
 class Unsaid(BaseException):

@@ -1,4 +1,4 @@
-"""What `fluidtune serve` reads and prints, without Ray."""
+"""What `fluidtune serve` reads and prints, and which service somebody means, without Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
-from fluidtune.serving.running_services import RunningService, status_text
+from fluidtune.serving.running_services import RunningService, check_name, chosen, known, status_text
 from fluidtune.serving.service import loader, serve
 from tests.serving import runs
 from themis_bridge.shell import control
@@ -60,7 +60,7 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch, t
         serve(models=[model])
 
 
-ONE, OTHER = RunningService("digits", "anna"), RunningService("digits", "bert")
+ANNAS, BERTS, OTHER = (RunningService(*one) for one in (("digits", "anna"), ("faces", "bert"), ("digits", "bert")))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monk
     monkeypatch.setattr(ray, "get_actor", stopped)
     monkeypatch.setattr(ray.util, "list_named_actors", Mock(side_effect=[[], seen]))
     with pytest.raises(FluidTuneError, match=said):
-        service._start(SimpleNamespace(known=ONE))
-    assert not kept and stopped.call_args.args == (ONE.actor,)
+        service._start(SimpleNamespace(known=ANNAS))
+    assert not kept and stopped.call_args.args == (ANNAS.actor,)
 
 
 GIVEN = {"results": "run", "load": runs.load, "slo": 1.0}
@@ -260,18 +260,58 @@ def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased
     cluster.unit = unit
     if isinstance(leased, str):
         with pytest.raises(FluidTuneError, match=leased):
-            service._leasing(devices, ONE)
+            service._leasing(devices, ANNAS)
     else:
-        found = service._leasing(devices, ONE)
+        found = service._leasing(devices, ANNAS)
         assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
 
 
 def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
-        service._leasing(GPU, ONE)
+        service._leasing(GPU, ANNAS)
 
 
 def test_a_trial_that_is_named_is_not_ranked():
     found = CliRunner().invoke(cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
     assert isinstance(found.exception, FluidTuneError) and "--mode max ranks trials" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "user", "changes", "found"),
+    [
+        ([ANNAS, BERTS], None, "anna", True, ANNAS),
+        ([ANNAS], None, "bert", False, ANNAS),
+        ([ANNAS, BERTS], "faces", "anna", False, BERTS),
+        ([], None, "anna", False, "nothing is served in this Ray cluster; start it with: fluidtune serve start"),
+        ([ANNAS], "face", "anna", False, r"has no service 'face'; it has digits \(user anna\)"),
+        ([ANNAS, BERTS], None, "carl", False, r"several services; give .* digits \(user anna\), faces \(user bert\)"),
+        ([ANNAS], None, "bert", True, "service 'digits' is of user anna, and you are bert; .* serve --user anna"),
+    ],
+)
+def test_which_service_is_meant(there, name, user, changes, found):
+    if isinstance(found, RunningService):
+        assert chosen(there, name, user, changes) == found
+    else:
+        with pytest.raises(FluidTuneError, match=found):
+            chosen(there, name, user, changes)
+
+
+def test_actors_of_other_names_are_no_services(monkeypatch):
+    """Seen: the front of an older version, which is called "serving", made every command a traceback."""
+    named = [{"name": name, "namespace": "fluidtune"} for name in ("serving", "arbiter", ANNAS.actor)]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: named)
+    assert known() == [ANNAS]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (ANNAS, "of user anna; .* or end that one first: fluidtune serve --user anna stop --name digits$"),
+        (OTHER, r"'digits' already, of user anna; give another name \(--name\)$"),
+        (RunningService("a/b", "bert"), "name is 'a/b', expected printable characters without '/'"),
+    ],
+)
+def test_a_name_that_a_service_cannot_have(one, said):
+    with pytest.raises(FluidTuneError, match=said):
+        check_name(one, [ANNAS, BERTS])
