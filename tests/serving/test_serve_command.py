@@ -16,6 +16,7 @@ from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
+from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.running_services import RunningService, check_name, chosen, known, status_text
 from fluidtune.serving.service import loader, serve
 from tests.serving import runs
@@ -189,6 +190,11 @@ def test_the_status_in_words():
     assert (lines[4], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**FOUND, "app": "run-served", "devices_wanted": 2, "trials": []}
     assert "2 leased devices with 1 of 2 processes" in status_text(leased)
+    stages = [Stage(0, 2, 0.0125, 3_000_000, 4096)._asdict(), Stage(2, 5, 0.01, 1_000_000, 12)._asdict()]
+    assert status_text({**FOUND, "trials": [], "stages": [stages]}).splitlines()[-2:] == [
+        "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
+        "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
+    ]
     # Seen: a KeyError, as the service was started by an earlier revision, which counts no loads.
     earlier = {"devices": {"0": ["a"]}, "phase": "settled", "why": "it starts"}
     assert status_text({**FOUND, "placement": earlier, "trials": []}).endswith("\n  device 0: a\n  settled: it starts")

@@ -7,18 +7,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from fluidtune.serving import service_devices
 from fluidtune.serving.device import Device
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_leases import Leasing, ModelLeases
 from fluidtune.serving.service_devices import Devices, OwnDevices
-from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import EAGER, Model
-from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import AsyncServer
 from tests.serve.driving import PATIENCE_S, reached
+from tests.serve.stand_ins import quick
 from tests.serving import stand_ins
 from tests.serving.fake_ray import loading
 from tests.serving.stand_ins import FakeProcess
@@ -29,10 +28,6 @@ from themis_bridge.agent import Gained, Leave, Lost
 SAMPLES = {"t": Samples([1], [1])}
 
 
-def model(name):
-    return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, policy=EAGER, delays=Delays(jitter=30.0))
-
-
 class Service:
     """Leases with stand-ins; ``wanted`` is what the load wants. The test steps, and no task.
 
@@ -41,7 +36,6 @@ class Service:
     """
 
     def __init__(self, monkeypatch, most=None):
-        monkeypatch.setattr(service_devices, "LOOK_S", 0.001)
         monkeypatch.setattr(service_devices, "PAUSE_S", 0.001)
         self.now, self.wanted, self.told, self.loads, self.server = 0.0, 1, [], True, None
         self.started, self.processes, self.groups, self.numbers = [], [], [], []
@@ -79,7 +73,7 @@ class Service:
     def take(self, found):
         """A server is made with the devices of `first`."""
         held = {number: device.models for number, device in found.devices.items()}
-        self.server = AsyncServer([model("t")], found.devices, None, held)
+        self.server = AsyncServer([quick("t")], found.devices, None, held)
         self.leases.serve(self.server, lambda: self.wanted)
 
     async def running(self, value):
@@ -285,7 +279,7 @@ async def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypat
             raise failing[0]
 
     context = SimpleNamespace(get_actor_id=lambda: "front")
-    monkeypatch.setattr(service_devices, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(service_devices, "get_placement_group", held)
     made = []
     devices = Devices(
@@ -317,7 +311,7 @@ async def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_
     desired = {name: loading(name) for name in models}
     devices = Devices(own if source == "own" else leases, lambda *given: stand_ins.device(), lambda number: desired)
     (one,) = (await devices.first()).devices.values()
-    async with AsyncServer([*map(model, models)], {0: one}, None, {0: one.models}) as server:
+    async with AsyncServer([*map(quick, models)], {0: one}, None, {0: one.models}) as server:
         devices.serve(server, lambda: 1)
         one.processes["t"].mortal = True
         waits = server.ask("t", 1)

@@ -59,6 +59,36 @@ def held(app):
     return len(control.status()["apps"].get(app, {"leases": ()})["leases"])
 
 
+def load_slow(directory, config):
+    """Each input takes half a second."""
+    multiply = load(directory, config)
+
+    def slow(numbers):
+        time.sleep(0.5 * len(numbers))
+        return multiply(numbers)
+
+    slow.samples = [1]
+    return slow
+
+
+@pytest.mark.newest
+def test_a_load_beyond_one_device_gets_another_one(finished):
+    """`Clients` are four, and one device answers three of them within the SLO at most. The service has both CPUs."""
+    control.start("CPU", notice_s=4.0, pace_s=0.5)
+    port = free_ports(1)[0]
+    try:
+        with fluidtune.serve(finished, load_slow, 1.8, max_batch=1, arbiter="auto", port=port) as served:
+            asking = Clients(port)
+            try:
+                until(lambda: served.status()["devices"] == 2, "a second device")
+            finally:
+                became = asking.end()
+    finally:
+        control.stop()
+    assert set(became) == {"answered", "refused"}
+    assert max(event["wanted"] for event in logged(finished) if event["event"] == "devices_wanted") > 1
+
+
 def train(config):
     for _ in range(5):
         time.sleep(0.2)
