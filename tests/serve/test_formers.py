@@ -65,18 +65,6 @@ def entries(one, seen=None):
     return sum(entries(value, seen) for value in vars(one).values()) if hasattr(one, "__dict__") else 0
 
 
-def test_a_request_alone_is_a_batch_of_one(make):
-    former = make(SECONDS)
-    only = asked(1, 12.0)
-    former.add(only)
-    candidate = former.form(1.0)
-    assert (candidate.size, candidate.deadline, candidate.seconds) == (1, 12.0, 6.0)
-    assert candidate.next_seconds >= candidate.seconds
-    assert former.take() == (only,)
-    assert len(former) == 0
-    assert former.form(1.0) is None
-
-
 def test_a_batch_that_starts_at_the_last_moment_is_in_time(make):
     """Also where the sums of times are rounded: the moment is computed as the caller computes it."""
     for seed in SEEDS:
@@ -90,16 +78,6 @@ def test_a_batch_that_starts_at_the_last_moment_is_in_time(make):
         assert len(former) == 0
 
 
-def test_what_comes_too_late_is_refused_as_late(make):
-    former = make(SECONDS)
-    for number in range(3):
-        former.add(asked(number, 12.0))
-    assert former.form(6.5) is None
-    assert [(told.request.id, told.reason) for told in former.refused()] == [(n, Reason.LATE) for n in range(3)]
-    assert list(former.refused()) == []
-    assert len(former) == 0
-
-
 @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
 def test_a_deadline_that_is_no_time_is_refused(make, deadline):
     former = make(SECONDS)
@@ -108,14 +86,6 @@ def test_a_deadline_that_is_no_time_is_refused(make, deadline):
         former.add(asked(2, deadline))
     assert [waiting.id for waiting in former.waiting()] == [1]
     check_former(former)
-
-
-def test_a_deadline_before_the_arrival_is_too_near_or_late(make):
-    former = make(SECONDS)
-    former.add(asked(1, 5.0, arrival=10.0))
-    assert former.form(10.0) is None
-    (told,) = former.refused()
-    assert told.request.id == 1 and told.reason in (Reason.LATE, Reason.LATE_ON_ARRIVAL)
 
 
 def test_what_was_refused_is_not_kept_though_no_batch_is_taken(make):
@@ -139,7 +109,8 @@ def test_what_was_refused_is_not_kept_though_no_batch_is_taken(make):
 def test_requests_neither_vanish_nor_appear_twice_and_wait_in_the_order_of_deadlines_and_ids(make, seed):
     """Requests come, are removed and taken at random moments; every batch is in time, and as large as measured.
 
-    A batch has the earliest of the deadlines that are feasible, but for Orloj's.
+    A batch has the earliest of the deadlines that are feasible, but for Orloj's. What is refused is late, was at its
+    arrival, or makes way while it would be in time alone.
     """
     former, rng = make(SECONDS), random.Random(seed)
     now, left, gone, largest = 0.0, {}, set(), 0
@@ -148,7 +119,7 @@ def test_requests_neither_vanish_nor_appear_twice_and_wait_in_the_order_of_deadl
         now += rng.choice([0.0, 0.1, 1.0, 3.0])
         step = rng.random()
         if step < 0.7:
-            deadline = now + rng.choice([3.0, 9.0, 12.0, rng.uniform(6.0, 20.0)])
+            deadline = now + rng.choice([-5.0, 3.0, 9.0, 12.0, rng.uniform(6.0, 20.0)])
             former.add(asked(number, deadline, now))
             left[number] = deadline
         elif step < 0.75 and left:
@@ -158,9 +129,16 @@ def test_requests_neither_vanish_nor_appear_twice_and_wait_in_the_order_of_deadl
             gone.add(chosen)
         candidate = former.form(now)
         check_former(former)
-        leaving = [told.request.id for told in former.refused()]
+        refused = list(former.refused())
+        assert list(former.refused()) == []
+        for told in refused:
+            latest = told.request.deadline - SECONDS[0]
+            late = {Reason.LATE, Reason.LATE_ON_ARRIVAL} if told.request.arrival > latest else {Reason.LATE}
+            assert told.reason in ({Reason.MAKES_WAY} if now <= latest else late)
+        leaving = [told.request.id for told in refused]
         if candidate is not None:
             assert now <= candidate.deadline - candidate.seconds
+            assert candidate.next_seconds >= candidate.seconds == SECONDS[candidate.size - 1]
             assert former.form(now) == candidate
             assert now <= former.changes_at()
             largest = max(largest, candidate.size)

@@ -73,15 +73,6 @@ async def test_while_the_service_stops_requests_are_refused_and_it_is_not_ready(
     assert (status, said["code"], headers["Connection"], ready[0]) == (503, "stopping", "close", 503)
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [({"body": b"[1]"}, "bad_input"), ({"body": b" " * (1 << 20) + b"1"}, "too_large")]
-)
-async def test_what_is_wrong_is_counted_and_told_with_a_code(sent, code):
-    front = made()
-    assert (await ask(front, **sent))[1]["code"] == code
-    assert front.books.requests("t") == {"bad": 1}
-
-
 async def test_metrics_are_in_the_text_format_of_prometheus():
     front = made(Server(hopeless=Reason.QUEUE_FULL))
     await ask(front)

@@ -26,9 +26,11 @@ LARGE = json.dumps([0.5] * 40_000).encode()
 @pytest.mark.parametrize(("length", "unread"), [(b"11", 3), (None, 1), (b"3", 1), (b"x", 1)])
 async def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, unread):
     parts = [b"[1,234", b"567,89", b"01234]"]
-    status, said, _ = await ask(made(most=10), body=parts, headers=[(b"content-length", length)] if length else [])
+    front = made(most=10)
+    status, said, _ = await ask(front, body=parts, headers=[(b"content-length", length)] if length else [])
     text = "the body has more than 10 bytes; send less, or serve with a larger max_body"
     assert (status, said, len(parts)) == (413, {"error": text, "code": "too_large"}, unread)
+    assert front.books.requests("t") == {"bad": 1}
 
 
 def test_the_limit_follows_from_the_samples():
@@ -60,8 +62,9 @@ async def test_a_compressed_body_is_told_apart_unread(encoding):
     ],
 )
 async def test_what_is_no_input_is_told(text, words):
-    status, said, _ = await ask(made(samples=LISTS), body=text)
-    assert (status, said["code"]) == (400, "bad_input") and words in said["error"]
+    front = made(samples=LISTS)
+    status, said, _ = await ask(front, body=text)
+    assert (status, said["code"], front.books.requests("t")) == (400, "bad_input", {"bad": 1}) and words in said["error"]
 
 
 @pytest.mark.parametrize("value", [(1 << 64) + 1, -(1 << 70), "\ud800", ["a\udfff"]])
