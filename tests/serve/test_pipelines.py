@@ -1,4 +1,4 @@
-"""GPUs that are pipelines of stages: the scheduler's clocks, and the server, whose tests assert nothing about a time."""
+"""GPUs that are pipelines of stages: the scheduler's clocks, and the server, whose tests assert nothing of a time."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""What `fluidtune serve` reads and prints, and which service somebody means, without Ray."""
+"""What `fluidtune serve` reads and prints, which service somebody means, and where one listens. Without Ray."""
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import httpx
 import pytest
 import ray
 from click.testing import CliRunner
@@ -16,6 +19,7 @@ from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import running_services, service
+from fluidtune.serving.address import is_of_this_machine, listening, url_of
 from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.running_services import RunningService, check_name, chosen, known, status_text
 from fluidtune.serving.service import loader, serve
@@ -321,3 +325,43 @@ def test_actors_of_other_names_are_no_services(monkeypatch):
 def test_a_name_that_a_service_cannot_have(one, said):
     with pytest.raises(FluidTuneError, match=said):
         check_name(one, [ANNAS, BERTS])
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "alone"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/", True),
+        ("localhost", "http://127.0.0.1:8000/", True),
+        ("0.0.0.0", "http://127.0.0.1:8000/", False),
+        ("::1", "http://[::1]:8000/", True),
+        ("::", "http://127.0.0.1:8000/", False),
+        ("head.example", "http://head.example:8000/", False),
+    ],
+)
+def test_the_url_of_a_host_and_whether_others_reach_it(host, url, alone):
+    assert url_of(host, 8000) == url and is_of_this_machine(host) == alone
+    # Seen: of a service on "::" other machines were told [::1].
+    assert url_of(host, 8000, "fd00::7") == ("http://[fd00::7]:8000/" if host in ("::", "0.0.0.0") else url)
+    assert httpx.URL(url_of(host, 8000)).port == 8000
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_host_of_ipv6_is_tried_as_one(monkeypatch, host, family):
+    """Seen: `fluidtune serve start --host ::1` was always refused."""
+    tried = []
+
+    def create_server(address, *, family=socket.AF_INET, **given):
+        tried.append(family)
+        raise OSError(errno.EADDRINUSE, "taken")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    with pytest.raises(FluidTuneError, match=f"port 8000 of {host} is taken"):
+        service._check_port(host, 8000)
+    assert tried == [family]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_what_listens_is_reached_at_the_url(host):
+    with listening(host, 0) as opened:
+        url = httpx.URL(url_of(host, opened.getsockname()[1]))
+        socket.create_connection((url.host, url.port)).close()
