@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -105,41 +106,21 @@ async def measure_models(functions, *given, **named):
     return await measuring.measure_models([LocalDevice(one) for one in functions], *given, **named)
 
 
-async def measure_profile(functions, *given):
-    def run(function):
-        async def runs(inputs):
-            return function(inputs)
-
-        return runs
-
-    return await measuring.measure_profile([run(one) for one in functions], *given)
-
-
-class Sizes:
-    """A function that notes the sizes of its batches."""
-
-    def __init__(self, fails_from=1000):
-        self.seen: list[int] = []
-        self._fails_from = fails_from
-
-    def __call__(self, values):
-        self.seen.append(len(values))
-        if len(values) >= self._fails_from:
-            raise MemoryError("too many")
-        return list(values)
-
-
 async def test_sizes_are_doubled(short):
-    first, second = Sizes(), Sizes()
-    profile = await measure_profile([first, second], [1, 2, 3], 10.0, 12)
-    assert profile.max_batch == 12
-    assert sorted(set(first.seen)) == sorted(set(second.seen)) == [1, 2, 4, 8, 12]
+    runs = [AsyncMock(side_effect=list) for _ in range(2)]
+    assert (await measuring.measure_profile(runs, [1, 2, 3], 10.0, 12)).max_batch == 12
+    assert [sorted({len(call.args[0]) for call in one.call_args_list}) for one in runs] == [[1, 2, 4, 8, 12]] * 2
 
 
 async def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplog):
-    assert (await measure_profile([Sizes(fails_from=8)], [1], 10.0, 64)).max_batch == 4
+    async def fails(values):
+        if len(values) >= 8:
+            raise MemoryError("too many")
+        return values
+
+    assert (await measuring.measure_profile([fails], [1], 10.0, 64)).max_batch == 4
     assert "A batch of 8 failed with MemoryError" in caplog.text
-    assert (await measure_profile([Sizes()], [1], 1e-12, 64)).max_batch == 1
+    assert (await measuring.measure_profile([AsyncMock(side_effect=list)], [1], 1e-12, 64)).max_batch == 1
 
 
 class Mortal:
@@ -179,18 +160,16 @@ async def test_a_device_that_is_lost_while_a_size_is_measured_is_waited_for(shor
 
 
 async def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
-    devices, seen = [Mortal(), Mortal()], []
+    devices = [Mortal(), Mortal()]
 
-    class Fails(Mortal):
-        async def run(self, model, inputs):
-            seen.append(sum(one.runs for one in devices))
-            if len(inputs) == 4:
-                await asyncio.sleep(0)
-                raise MemoryError
-            return inputs
+    async def fails(inputs):
+        if len(inputs) == 4:
+            await asyncio.sleep(0)
+            raise MemoryError
+        return inputs
 
-    runs = [lambda inputs, one=one: one.run("m", inputs) for one in (*devices, Fails())]
-    assert (await measuring.measure_profile(runs, [1], 5.0, 64)).max_batch == 2
+    runs = [lambda inputs, one=one: one.run("m", inputs) for one in devices]
+    assert (await measuring.measure_profile([*runs, fails], [1], 5.0, 64)).max_batch == 2
     assert [one.runs for one in devices] == [0, 0]
 
 
