@@ -15,7 +15,6 @@ from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
 from symphony_serve.shell.device import LocalDevice
 
-
 HUGE = 10**400
 
 

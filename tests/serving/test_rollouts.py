@@ -23,6 +23,8 @@ from tests.serving.stand_ins import device, rollouts, settled
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept")]
 
+GIB = 2**30
+
 
 def deploy(name="b"):
     return Deploy(name, "other", Winner(name, None, {}, 2.0))
