@@ -41,6 +41,7 @@ def check_matching(matching: Matching, now: float) -> None:
 
 def check_gpus(table: GpuTable, now: float) -> None:
     """The table finds the GPUs that a look at every one of them finds."""
+    assert table.pools.keys() == {None, *(gpu.models for gpu in table.gpus.values())}, "pools"
     for models in table.pools:
         pool = [gpu for gpu in table.gpus.values() if gpu.models == models]
         able = [gpu for gpu in pool if not gpu.leaves and len(gpu.sent) <= table._ahead]

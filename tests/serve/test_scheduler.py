@@ -157,6 +157,15 @@ class TestGpus:
         assert run.batches == [(0.0, 1, [2, 1, 3]), (5.0, 2, [1])]
         assert run.refused == {1: "LOST_TWICE", 2: "GPU_LOST", 3: "CANCELLED"}
 
+    def test_what_a_gpu_answers_under_an_old_token_is_no_answer(self):
+        run = driver(figure(policy=EAGER), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 12.0)])
+        for at, event in enumerate((GpuLost(1), GpuJoined(1, 2), BatchDone(1, 1, 0)), 1):
+            run.at(float(at), event)
+        run.run(until=4.0)
+        assert run.batches == [(0.0, 1, [1]), (2.0, 1, [1])] and unanswered(run.scheduler) == {1}
+
 
 class TestRequests:
     def test_reasons(self):
