@@ -12,12 +12,12 @@ import httpx
 import pytest
 import ray
 from click.testing import CliRunner
-from ray._private.worker import global_worker
 
 from fluidtune.cli import cli
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat import kept_state
 from fluidtune.serving import running_services, service
 from fluidtune.serving.address import is_of_this_machine, listening, url_of
 from fluidtune.serving.model_layers import Stage
@@ -59,7 +59,7 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch, t
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-    monkeypatch.delattr(global_worker, "gcs_client", raising=False)  # as in a client
+    monkeypatch.delattr(kept_state.global_worker, "gcs_client", raising=False)  # as in a client
     model = {"name": "a", "checkpoint": str(tmp_path), "load": runs.load, "slo": 1.0, "rate": 1.0}
     with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
         serve(models=[model])
