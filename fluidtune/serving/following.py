@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.rollouts import Rollouts
 from fluidtune.serving.setting import Following
-from fluidtune.serving.winners import winners
+from fluidtune.serving.winners import Winner, winners
 from symphony_serve.errors import ServeError
 
 logger = logging.getLogger(__name__)
@@ -26,15 +26,15 @@ async def follow(rollouts: Rollouts, run: str, following: Following) -> None:
     while True:
         await asyncio.sleep(following.every)
         try:
-            await look(rollouts, run, following)
+            (best,) = await asyncio.to_thread(winners, run, 1, following.metric, following.mode, running=True)
+            await deploy_better(rollouts, best, run, following.mode)
         except (FluidTuneError, ServeError) as error:
             logger.warning("The search in %s is not followed now: %s", run, error)
 
 
-async def look(rollouts: Rollouts, run: str, following: Following) -> None:
-    """Deploy the best trial, if it is better. Raises FluidTuneError or ServeError if that cannot be now."""
-    (best,) = await asyncio.to_thread(winners, run, 1, following.metric, following.mode, running=True)
+async def deploy_better(rollouts: Rollouts, best: Winner, run: str, mode: str) -> None:
+    """Deploy the run's best trial, if it is better. Raises ServeError if that cannot be now."""
     service = rollouts.service
     known = [one.what.value for one in service.known]
-    if service.phase in ("one", "moved") and best.value is not None and is_better(best.value, known, following.mode):
+    if service.phase in ("one", "moved") and best.value is not None and is_better(best.value, known, mode):
         await rollouts.deploy(best, run, 1.0)

@@ -108,7 +108,7 @@ class Driver:
     def tell(self, event: Event) -> None:
         """Let the scheduler handle the event now, and carry out what it answers."""
         told = self.scheduler.handle(event, self.now)
-        check_scheduler(self.scheduler)
+        check_scheduler(self.scheduler, self.now)
         for instruction in told:
             self._carry_out(instruction)
         self.handled()

@@ -17,8 +17,8 @@ def unanswered(scheduler: Scheduler) -> frozenset[int]:
     return frozenset(scheduler._open)
 
 
-def check_scheduler(scheduler: Scheduler) -> None:
-    check_matching(scheduler._matching)
+def check_scheduler(scheduler: Scheduler, now: float) -> None:
+    check_matching(scheduler._matching, now)
     held = [request.id for side in scheduler._sides.values() for request in side.former.waiting()]
     for gpu in scheduler._gpus.gpus.values():
         held += [request.id for batch in gpu.sent for request in batch.requests]
@@ -27,8 +27,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
         check_former(side.former)
 
 
-def check_matching(matching: Matching) -> None:
-    check_gpus(matching.gpus)
+def check_matching(matching: Matching, now: float) -> None:
+    check_gpus(matching.gpus, now)
     timed = {(model, stamp) for *_, model, stamp in matching._timers}
     assert matching._ready.keys() == matching.gpus.pools.keys(), "pools"
     waiting = {(model, held, stamp) for held, heap in matching._ready.items() for *_, model, stamp in heap}
@@ -39,13 +39,18 @@ def check_matching(matching: Matching) -> None:
             assert ((name, held, standing.stamp) in waiting) == standing.ready, f"ready entry of {name}"
 
 
-def check_gpus(table: GpuTable) -> None:
-    pools = table.pools.items()
-    open_entries = {(held, gpu, stamp) for held, one in pools for _, gpu, stamp in (*one.idle, *one.busy)}
+def check_gpus(table: GpuTable, now: float) -> None:
+    """The table finds the GPUs that a look at every one of them finds."""
+    assert table.pools.keys() == {None, *(gpu.models for gpu in table.gpus.values())}, "pools"
+    for models in table.pools:
+        pool = [gpu for gpu in table.gpus.values() if gpu.models == models]
+        able = [gpu for gpu in pool if not gpu.leaves and len(gpu.sent) <= table._ahead]
+        idle = min((gpu.id for gpu in able if gpu.free <= now), default=None)
+        busy = min(((gpu.free, gpu.id) for gpu in able if gpu.free > now), default=(0.0, None))[1]
+        found = table.first_idle(now, models), table.next_free(models)
+        assert [gpu and gpu.id for gpu in found] == [idle, busy], f"GPUs with {models}"
     for gpu in table.gpus.values():
         assert len(gpu.sent) <= 1 + table._ahead, f"GPU {gpu.id} has {len(gpu.sent)} batches"
-        can = not gpu.leaves and len(gpu.sent) <= table._ahead
-        assert ((gpu.models, gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
         plans = [one.plan for one in gpu.sent]
         assert plans == sorted(set(plans)) and all(plan < gpu.plans for plan in plans), plans
 

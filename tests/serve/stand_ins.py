@@ -1,4 +1,4 @@
-"""Stands for a device of the server, whose batches end, fail or are lost when the test says so."""
+"""A server, a model, and what stands for a device, whose batches end, fail or are lost when the test says so."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.rival_servers.fifo import Fifo
+from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused
-from symphony_serve.shell.device import Waited
+from symphony_serve.model_side import EAGER, Model, StartPolicy
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.shell.async_server import AsyncServer, BatchSeen
+from symphony_serve.shell.device import Device, Waited
 from tests.serve.driving import PATIENCE_S, reached
 
 
@@ -88,6 +94,26 @@ class HeldDevice:
         """Wait until the batch of this input is in it, and let it go."""
         await reached(lambda: value in self.there)
         self.there[value].set_result([output])
+
+
+class Patient(AsyncServer):
+    """A server that waits for a batch for so many seconds. seen: the batches that have run. scheduler: its own."""
+
+    def __init__(self, models: Sequence[Model], devices: Sequence[Device], patience: float = PATIENCE_S):
+        self.patience, self.seen = patience, list[BatchSeen]()
+        super().__init__(models, devices, self.seen.append)
+
+    def _decides(self, models: Sequence[Model]) -> Scheduler:
+        self.scheduler = Scheduler(models, least_patience=self.patience)
+        return self.scheduler
+
+
+def quick(
+    name: str = "m", slo: float = 60.0, max_batch: int = 4, policy: StartPolicy = EAGER, jitter: float | None = None
+) -> Model:
+    """A model whose batches take 1 ms by its profile. jitter: half of the SLO unless given."""
+    profile = Profile.linear(0.0, 1e-3, max_batch)
+    return Model(name, profile, slo, Fifo, policy, Delays(jitter=slo / 2 if jitter is None else jitter))
 
 
 async def became(*answers: asyncio.Future[Any]) -> list[Any]:

@@ -17,20 +17,30 @@ from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import DEFERRED, EAGER, Model
+from symphony_serve.model_side import DEFERRED, EAGER, Batching, Model
 from symphony_serve.profiles import Profile
-from symphony_serve.scheduler import Scheduler
-from symphony_serve.shell import async_server, device_slot
-from symphony_serve.shell.async_server import AsyncServer, told_moment
+from symphony_serve.shell import device_slot
+from symphony_serve.shell.async_server import LEAST_PATIENCE_S, AsyncServer, told_moment
 from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, reached
-from tests.serve.stand_ins import HeldDevice, became
+from tests.serve.stand_ins import HeldDevice, Patient, became, quick
 
 
-def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):
-    """A model whose batches take 1 ms by its profile. jitter: half of the SLO unless given."""
-    profile = Profile.linear(0.0, 1e-3, max_batch)
-    return Model(name, profile, slo, Fifo, policy, Delays(jitter=slo / 2 if jitter is None else jitter))
+@pytest.fixture
+def device():
+    return HeldDevice()
+
+
+@pytest.fixture
+async def server(device):
+    async with Patient([quick()], [device]) as made:
+        yield made
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """A device without a batch is looked at at once."""
+    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
 
 
 def doubled(values):
@@ -51,61 +61,55 @@ async def behind(server, device, count):
     return first, [server.ask("m", value) for value in range(1, count + 1)]
 
 
-async def test_what_waits_is_answered_in_batches_without_what_is_cancelled_and_each_batch_is_seen_once():
-    device, seen = HeldDevice(), []
-    async with AsyncServer([model()], [device], seen.append) as server:
-        first, others = await behind(server, device, 7)
-        assert others[1].cancel() and others[3].cancel()
-        assert server.unanswered == 6
-        device.open()
-        assert await became(first, *others) == [0, 2, "cancelled", 6, "cancelled", 10, 12, 14]
-        assert server.unanswered == 0
+async def test_what_waits_is_answered_in_batches_without_what_is_cancelled_and_each_batch_is_seen_once(server, device):
+    first, others = await behind(server, device, 7)
+    assert others[1].cancel() and others[3].cancel()
+    assert server.unanswered == 6
+    device.open()
+    assert await became(first, *others) == [0, 2, "cancelled", 6, "cancelled", 10, 12, 14]
+    assert server.unanswered == 0
     assert device.runs == [[0], [1, 3, 5, 6], [7]]
+    seen = server.seen
     assert [(one.device, one.model, one.size) for one in seen] == [(0, "m", 1), (0, "m", 4), (0, "m", 1)]
     # They waited while the first batch ran, so together longer than it has run since the last of them came.
     assert seen[1].waited > 0 and seen[1].sent >= seen[0].sent + seen[0].seconds
 
 
-async def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
+async def test_a_request_of_which_time_was_spent_elsewhere_has_less_left(server, device):
     """Half of the SLO is the margin of a batch."""
-    device = HeldDevice()
-    async with AsyncServer([model()], [device]) as server:
-        first, _ = await behind(server, device, 0)
-        spent, ample = server.ask("m", 1, within=1.0), server.ask("m", 2, within=1e9)
-        assert await became(spent, server.ask("m", 3, within=-1.0)) == ["LATE_ON_ARRIVAL"] * 2
-        assert not ample.done()
-        device.open()
-        assert await became(first, ample) == [0, 4]
+    first, _ = await behind(server, device, 0)
+    spent, ample = server.ask("m", 1, within=1.0), server.ask("m", 2, within=1e9)
+    assert await became(spent, server.ask("m", 3, within=-1.0)) == ["LATE_ON_ARRIVAL"] * 2
+    assert not ample.done()
+    device.open()
+    assert await became(first, ample) == [0, 4]
 
 
-async def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
-    device, other = HeldDevice(), HeldDevice(opened=True)
-    async with AsyncServer([model(max_batch=1)], [device]) as server:
-        first, waiting = await behind(server, device, 1)
-        server.leave(0)
-        server.leave(0)
-        assert server.devices == {0}
-        with pytest.raises(ServeError, match="device 0 is there already; let it leave first"):
-            server.join(0, other)
-        server.join(1, other)
-        assert await became(*waiting, server.ask("m", 2)) == [2, 4]
-        assert not first.done()
-        device.open()
-        assert await became(first) == [0]
-        await reached(lambda: server.devices == {1})
-        server.leave(0)
-    assert device.runs == [[0]] and other.runs == [[1], [2]]
+async def test_a_device_that_leaves_answers_its_batch_and_gets_no_other(server, device):
+    other = HeldDevice(opened=True)
+    first, waiting = await behind(server, device, 1)
+    server.leave(0)
+    server.leave(0)
+    assert server.devices == {0}
+    with pytest.raises(ServeError, match="device 0 is there already; let it leave first"):
+        server.join(0, other)
+    server.join(1, other)
+    assert await became(*waiting, server.ask("m", 2)) == [2, 4]
+    assert not first.done()
+    device.open()
+    assert await became(first) == [0]
+    await reached(lambda: server.devices == {1})
+    server.leave(0)
+    assert (device.runs, [value for run in other.runs for value in run]) == ([[0]], [1, 2])
 
 
-async def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
-    device = HeldDevice()
-    async with AsyncServer([model(max_batch=1)], [device]) as server:
-        first, _ = await behind(server, device, 0)
-        server.leave(0)
-        device.lose()
-        await reached(lambda: not server.devices)
-        server.join(1, HeldDevice(opened=True))
-        assert await became(first) == [0]
+async def test_a_device_that_is_lost_while_it_leaves_does_not_come_back(server, device):
+    first, _ = await behind(server, device, 0)
+    server.leave(0)
+    device.lose()
+    await reached(lambda: not server.devices)
+    server.join(1, HeldDevice(opened=True))
+    assert await became(first) == [0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ async def test_a_function_that_fails_for_one_batch(function, said):
     """Seen: one that waited for what its pool had cancelled ended its device for ever."""
     functions = iter([function, doubled])
     device = LocalDevice({"m": lambda values: next(functions)(values)})
-    async with AsyncServer([model()], [device]) as server:
+    async with AsyncServer([quick()], [device]) as server:
         assert said in (await became(server.ask("m", 1)))[0]
         assert await became(server.ask("m", 2)) == [4]
     device.close()
@@ -141,10 +145,10 @@ async def test_a_thread_goes_on_after_a_batch_that_was_given_up_without_those_th
     device.close()
 
 
-async def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo():
+async def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo(device):
     """Batches take 1 s for each request, and one of 1 runs: with 60 that wait, the next takes 61 s at least."""
     alone, full = Reason.LATE_ON_ARRIVAL, Reason.QUEUE_FULL
-    device, slow = HeldDevice(), Model("m", Profile.linear(1.0, 0.0, 4), 60.0, Fifo, EAGER, Delays())
+    slow = Model("m", Profile.linear(1.0, 0.0, 4), 60.0, Fifo, EAGER, Delays())
     async with AsyncServer([slow], [device]) as server:
         assert [server.hopeless("m", within) for within in (math.inf, 1.5, 0.5)] == [None, None, alone]
         first, others = await behind(server, device, 57)
@@ -162,16 +166,13 @@ async def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_who
     assert await became(*others) == ["cancelled"] * 40 + ["CLOSED"] * 20
 
 
-async def test_an_unknown_model_is_refused():
-    async with AsyncServer([model()], [HeldDevice()]) as server:
-        with pytest.raises(Refused, match="model n was refused: no model of that name") as refused:
-            await server.ask("n", 1)
+async def test_an_unknown_model_is_refused(server):
+    with pytest.raises(Refused, match="model n was refused: no model of that name") as refused:
+        await server.ask("n", 1)
     assert pickle.loads(pickle.dumps(refused.value)).reason is Reason.UNKNOWN_MODEL
 
 
-async def test_close_refuses_what_waits_and_answers_what_runs():
-    device = HeldDevice()
-    server = AsyncServer([model()], [device])
+async def test_close_refuses_what_waits_and_answers_what_runs(server, device):
     first, others = await behind(server, device, 5)
     closing = asyncio.ensure_future(server.close())
     assert await became(*others) == ["CLOSED"] * 5
@@ -182,21 +183,9 @@ async def test_close_refuses_what_waits_and_answers_what_runs():
     assert device.runs == [[0]]
 
 
-async def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monkeypatch):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
-    device = HeldDevice()
-    async with AsyncServer([model(slo=0.04)], [device]) as server:
-        first, _ = await behind(server, device, 0)
-        assert await became(first) == ["GPU_LOST"]
-        device.open()
-        while await became(server.ask("m", 3)) != [6]:
-            pass
-
-
-async def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_another():
+async def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_another(device):
     """Seen: it was refused as `late`, so that `fluidtune.Client` sent again what a model may have run."""
-    device = HeldDevice()
-    async with AsyncServer([model(slo=1.0)], [device]) as server:
+    async with AsyncServer([quick(slo=1.0)], [device]) as server:
         first, (waits,) = await behind(server, device, 1)
         device.lose()
         assert await became(first) == ["GPU_LOST"]
@@ -205,35 +194,32 @@ async def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_wait
 
 async def test_a_device_whose_batches_cannot_be_seen_goes_on():
     """Whatever is wrong in the server itself."""
-    async with AsyncServer([model()], [HeldDevice(opened=True)], lambda seen: 1 // 0) as server:
+    async with AsyncServer([quick()], [HeldDevice(opened=True)], lambda seen: 1 // 0) as server:
         assert [await became(server.ask("m", value)) for value in (1, 2)] == [[2], [4]]
 
 
 @pytest.mark.parametrize("arrivals_before", [0, 1])
-async def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_before):
-    device = HeldDevice()
-    async with AsyncServer([model()], [device]) as server:
-        first, others = await behind(server, device, arrivals_before)
-        monkeypatch.setattr(Scheduler, "handle", lambda self, event, now: 1 // 0)
-        others.append(server.ask("m", 7))
-        assert await became(first, *others) == ["CUT_OFF"] + ["CLOSED"] * (1 + arrivals_before)
-        device.open()
-        assert await became(server.ask("m", 8)) == ["CLOSED"]
+async def test_a_scheduler_that_fails_leaves_nobody_waiting(server, device, arrivals_before):
+    first, others = await behind(server, device, arrivals_before)
+    server.scheduler.handle = lambda event, now: 1 // 0
+    others.append(server.ask("m", 7))
+    assert await became(first, *others) == ["CUT_OFF"] + ["CLOSED"] * (1 + arrivals_before)
+    device.open()
+    assert await became(server.ask("m", 8)) == ["CLOSED"]
 
 
 @pytest.mark.parametrize("within", [math.nan, -math.inf])
-async def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
-    async with AsyncServer([model()], [HeldDevice(opened=True)]) as server:
-        with pytest.raises(ServeError, match="give a finite time"):
-            server.ask("m", 1, within)
-        assert (server.closed, server.unanswered) == (False, 0)
-        assert await server.ask("m", 2) == 4
+async def test_a_call_that_cannot_be_is_its_caller_s_error_alone(server, device, within):
+    device.open()
+    with pytest.raises(ServeError, match="give a finite time"):
+        server.ask("m", 1, within)
+    assert (server.closed, server.unanswered) == (False, 0)
+    assert await server.ask("m", 2) == 4
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
+async def test_each_request_of_a_storm_is_told_once(seed):
     """Three callers, two models on two devices, functions that fail, cancellations, and a close in the middle."""
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S)
     ran, told, answers, lock = Counter(), Counter(), {}, threading.Lock()
 
     def function(values):
@@ -253,9 +239,9 @@ async def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
                 answers[value].cancel()
             await asyncio.sleep(2e-3 if rng.random() < 0.05 else 0.0)
 
-    models = [model(0.01, name="a", jitter=5e-3), model(0.02, 8, DEFERRED, "b", 5e-3)]
+    models = [quick("a", 0.01, jitter=5e-3), quick("b", 0.02, 8, DEFERRED, 5e-3)]
     devices = [LocalDevice({"a": function, "b": function}) for _ in range(2)]
-    server = AsyncServer(models, devices)
+    server = Patient(models, devices)
     callers = [asyncio.ensure_future(ask(1000 * number)) for number in range(3)]
     if seed % 2:
         await asyncio.sleep(0.02)
@@ -278,19 +264,46 @@ def test_what_is_a_little_late_is_told_with_its_own_moment():
     assert told_moment(5.0, 5.010, 0.004) == pytest.approx(5.006)
 
 
+@pytest.mark.parametrize("stall", [1.4 * LEAST_PATIENCE_S, 0.5])
+@pytest.mark.parametrize("arrives", [False, True])
+async def test_what_was_answered_while_the_loop_stood_still_is_not_lost_and_the_stall_is_not_learned(stall, arrives):
+    ran = []
+
+    def runs(values):
+        ran.extend(values)
+        time.sleep(0.05)
+        return values
+
+    device = LocalDevice({"m": runs})
+    model = Model("m", Profile.linear(0.001, 0.05, 4), 8.0, Batching.WINDOW, EAGER, Delays(jitter=0.001))
+    async with AsyncServer([model], [device]) as server:
+        for number in range(2):
+            answer = server.ask("m", number)
+            while not answer.sent:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            time.sleep(stall)
+            # The first thing after the stall is an event, or the timer.
+            other = server.ask("m", 7) if arrives else answer
+            assert await answer == number
+            assert await other in (7, number)
+            assert server.able == 1
+        assert server.profile("m").seconds(1) < 0.1 and ran.count(0) == ran.count(1) == 1
+    device.close()
+
+
 @pytest.mark.parametrize(
     ("devices", "said"),
     [("", "there are 0 devices"), ("mn", r"device 1 has the models \['n'\], expected")],
 )
 async def test_what_is_refused(devices, said):
     with pytest.raises(ServeError, match=said):
-        AsyncServer([model()], [HeldDevice(name) for name in devices])
+        AsyncServer([quick()], [HeldDevice(name) for name in devices])
 
 
-async def test_a_server_ends_whose_device_does_not_come_back():
-    device = HeldDevice(opened=True, poison=0)
-    server = AsyncServer([model()], [device])
-    answer = server.ask("m", 0)
+async def test_a_server_ends_whose_device_does_not_come_back(server, device):
+    answer, _ = await behind(server, device, 0)
+    device.lose()
     await reached(lambda: device.asked)
     await server.close()
     assert await became(answer) == ["CUT_OFF"]
@@ -298,42 +311,38 @@ async def test_a_server_ends_whose_device_does_not_come_back():
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_an_input_that_ends_its_device_or_whose_batch_never_ends_holds_two_devices_and_no_third(
-    monkeypatch, ends
-):
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S if ends else 0.05)
-    devices = [HeldDevice(opened=ends, poison=0) for _ in range(3)]
-    async with AsyncServer([model()], devices) as server:
+async def test_an_input_that_ends_its_device_or_whose_batch_never_ends_holds_two_devices_and_no_third(ends):
+    """A batch that takes too long is given up, and its device comes back."""
+    devices = [HeldDevice(opened=ends, poison=0 if ends else None) for _ in range(3)]
+    async with Patient([quick()], devices, PATIENCE_S if ends else 0.05) as server:
         assert await became(server.ask("m", 0)) == ["LOST_TWICE"]
         devices[2].open()
         assert await became(server.ask("m", 1)) == [2]
         assert server.unanswered == 0
         assert [device.runs for device in devices] == [[[0]], [[0]], [[1]]]
         for device in devices:
+            device.back.set()
             device.open()
+        await reached(lambda: server.able == 3)
 
 
-async def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(monkeypatch):
-    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
-    device = HeldDevice(opened=True)
-    async with AsyncServer([model()], [device]) as server:
-        assert server.able == 1
-        device.alive = False
-        await reached(lambda: server.able == 0)
-        answer = server.ask("m", 1)
-        await asyncio.sleep(0.01)
-        assert (server.unanswered, device.runs) == (1, [])
-        device.back.set()
-        assert await became(answer) == [2]
-        assert server.able == 1
+async def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(looks, server, device):
+    device.open()
+    assert server.able == 1
+    device.alive = False
+    await reached(lambda: server.able == 0)
+    answer = server.ask("m", 1)
+    await asyncio.sleep(0.01)
+    assert (server.unanswered, device.runs) == (1, [])
+    device.back.set()
+    assert await became(answer) == [2]
+    assert server.able == 1
 
 
-async def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_the_device(monkeypatch):
-    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
-    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.01)
-    device = HeldDevice(opened=True)
+async def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_the_device(looks, device):
+    device.open()
     device.look.clear()
-    async with AsyncServer([model()], [device]) as server:
+    async with Patient([quick()], [device], 0.01) as server:
         await reached(lambda: device.looked)
         answer = server.ask("m", 1)
         await reached(lambda: server.able == 0)
@@ -343,13 +352,12 @@ async def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not
 
 
 @pytest.mark.parametrize(("order", "said"), [(1, True), (-1, True), (1, False)])
-async def test_a_device_that_is_lost_before_it_runs_a_batch_is_no_loss_of_the_batch(order, said, monkeypatch):
+async def test_a_device_that_is_lost_before_it_runs_a_batch_is_no_loss_of_the_batch(looks, order, said):
     """It says so, or is suspect. Seen: the request was refused as `lost_twice` though one device alone had run it."""
-    monkeypatch.setattr(device_slot, "IDLE_S", 0.001)
     gone, mortal = HeldDevice(), HeldDevice(opened=True, poison=1)
     gone.alive = False
     gone.look.clear()
-    async with AsyncServer([model()], [*[gone, mortal][::order], HeldDevice(opened=True)]) as server:
+    async with AsyncServer([quick()], [*[gone, mortal][::order], HeldDevice(opened=True)]) as server:
         await reached(lambda: gone.looked)
         answer = server.ask("m", 1)
         await reached(lambda: server.unanswered and (order > 0 or mortal.asked))
@@ -366,15 +374,14 @@ async def cannot_say():
 
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("fault", [DeviceLost("gone", cannot_say), ValueError("a fault")])
-async def test_a_device_of_which_nobody_can_say_whether_it_is_there_goes_on(looked, fault, monkeypatch):
+async def test_a_device_of_which_nobody_can_say_whether_it_is_there_goes_on(looks, server, device, looked, fault):
     """Seen: its task ended, so that it got no batch for ever, and could not leave."""
-    monkeypatch.setattr(device_slot, "IDLE_S", 0.001 if looked else PATIENCE_S)
-    device = HeldDevice(opened=True)
+    first = [] if looked else [server.ask("m", 1)]
+    await reached(lambda: looked or device.there)
     device.fault = fault
-    async with AsyncServer([model()], [device]) as server:
-        first = [] if looked else [server.ask("m", 1)]
-        await reached(lambda: device.fault is None)
-        assert await became(server.ask("m", 2)) == [4]
-        assert set(await became(*first)) <= {2, "a fault"}
-        server.leave(0)
-        await reached(lambda: not server.devices)
+    device.open()
+    await reached(lambda: device.fault is None)
+    assert await became(server.ask("m", 2)) == [4]
+    assert set(await became(*first)) <= {2, "a fault"}
+    server.leave(0)
+    await reached(lambda: not server.devices)

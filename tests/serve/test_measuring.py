@@ -1,17 +1,71 @@
-"""Profiles that are measured, corrected by what is seen, and kept."""
+"""Profiles: the seconds of a batch by its size, measured, corrected by what is seen, and kept."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
+import math
+from unittest.mock import AsyncMock
 
 import pytest
 
 from symphony_serve.errors import DeviceLost, ServeError
-from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
+from symphony_serve.profiles import Profile, check_slo, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
 from symphony_serve.shell.device import LocalDevice
+
+HUGE = 10**400
+
+
+def test_a_linear_profile():
+    profile = Profile.linear(1.053, 5.072, 16)
+    assert profile.max_batch == 16
+    assert profile.seconds(1) == pytest.approx(6.125)
+    assert profile.seconds(16) == pytest.approx(21.92)
+    assert profile.seconds(17) == math.inf
+
+
+def test_the_largest_batch_within_a_time():
+    profile = Profile.linear(1.0, 5.0, 8)
+    assert [profile.largest(seconds) for seconds in (-1.0, 0.0, 5.9, 6.0, 9.5, 13.0, math.inf)] == [0, 0, 0, 1, 4, 8, 8]
+
+
+def test_a_table_that_falls_is_raised_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        profile = Profile.from_seconds([3.0, 2.0, 5.0, 4.0])
+    assert [profile.seconds(size) for size in (1, 2, 3, 4)] == [3.0, 3.0, 5.0, 5.0]
+    assert "2 of its 4 sizes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Profile.linear(-1.0, 5.0, 4), "alpha is -1.0"),
+        (lambda: Profile.linear(1.0, -5.0, 4), "beta is -5.0"),
+        (lambda: Profile.linear(math.nan, 5.0, 4), "alpha is nan"),
+        (lambda: Profile.linear(0.0, 0.0, 4), "takes 0.0 s"),
+        (lambda: Profile.linear(1.0, 5.0, 0), "no entry"),
+        (lambda: Profile.from_seconds([]), "no entry"),
+        (lambda: Profile.from_seconds([1.0, math.inf]), "a batch of 2 takes inf s"),
+        (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), 6.5, delay=1.0), "an SLO of at least 7.0 s"),
+        (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.nan), "SLO of nan s"),
+        (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.inf), "SLO of inf s, expected finite seconds"),
+        (lambda: profiles_from_json("{"), "are not JSON"),
+        (lambda: profiles_from_json("[]"), "have format list, expected 1"),
+        (lambda: profiles_from_json('{"format": 2, "device": "cpu", "seconds": {}}'), "have format 2, expected 1"),
+        (lambda: profiles_from_json('{"format": 1, "seconds": {"m": 3}}'), "an entry that is no list"),
+        (lambda: profiles_from_json('{"format": 1, "seconds": {"m": [-1.0]}}'), "takes -1.0 s"),
+        (lambda: profiles_from_json('{"format": 1, "seconds": {}, "delays": {"m": -1}}'), "the kept delays are"),
+        # Seen: kept profiles with an integer of 400 digits were a traceback.
+        (lambda: profiles_from_json(f'{{"format": 1, "seconds": {{"m": [{HUGE}]}}}}'), "profiles"),
+        (lambda: profiles_from_json(f'{{"format": 1, "seconds": {{}}, "delays": {{"m": {HUGE}}}}}'), "the kept delays"),
+    ],
+)
+def test_what_is_refused_names_the_value(make, said):
+    with pytest.raises(ServeError, match=said) as caught:
+        make()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -51,41 +105,21 @@ async def measure_models(functions, *given, **named):
     return await measuring.measure_models([LocalDevice(one) for one in functions], *given, **named)
 
 
-async def measure_profile(functions, *given):
-    def run(function):
-        async def runs(inputs):
-            return function(inputs)
-
-        return runs
-
-    return await measuring.measure_profile([run(one) for one in functions], *given)
-
-
-class Sizes:
-    """A function that notes the sizes of its batches."""
-
-    def __init__(self, fails_from=1000):
-        self.seen: list[int] = []
-        self._fails_from = fails_from
-
-    def __call__(self, values):
-        self.seen.append(len(values))
-        if len(values) >= self._fails_from:
-            raise MemoryError("too many")
-        return list(values)
-
-
 async def test_sizes_are_doubled(short):
-    first, second = Sizes(), Sizes()
-    profile = await measure_profile([first, second], [1, 2, 3], 10.0, 12)
-    assert profile.max_batch == 12
-    assert sorted(set(first.seen)) == sorted(set(second.seen)) == [1, 2, 4, 8, 12]
+    runs = [AsyncMock(side_effect=list) for _ in range(2)]
+    assert (await measuring.measure_profile(runs, [1, 2, 3], 10.0, 12)).max_batch == 12
+    assert [sorted({len(call.args[0]) for call in one.call_args_list}) for one in runs] == [[1, 2, 4, 8, 12]] * 2
 
 
 async def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplog):
-    assert (await measure_profile([Sizes(fails_from=8)], [1], 10.0, 64)).max_batch == 4
+    async def fails(values):
+        if len(values) >= 8:
+            raise MemoryError("too many")
+        return values
+
+    assert (await measuring.measure_profile([fails], [1], 10.0, 64)).max_batch == 4
     assert "A batch of 8 failed with MemoryError" in caplog.text
-    assert (await measure_profile([Sizes()], [1], 1e-12, 64)).max_batch == 1
+    assert (await measuring.measure_profile([AsyncMock(side_effect=list)], [1], 1e-12, 64)).max_batch == 1
 
 
 class Mortal:
@@ -125,18 +159,16 @@ async def test_a_device_that_is_lost_while_a_size_is_measured_is_waited_for(shor
 
 
 async def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
-    devices, seen = [Mortal(), Mortal()], []
+    devices = [Mortal(), Mortal()]
 
-    class Fails(Mortal):
-        async def run(self, model, inputs):
-            seen.append(sum(one.runs for one in devices))
-            if len(inputs) == 4:
-                await asyncio.sleep(0)
-                raise MemoryError
-            return inputs
+    async def fails(inputs):
+        if len(inputs) == 4:
+            await asyncio.sleep(0)
+            raise MemoryError
+        return inputs
 
-    runs = [lambda inputs, one=one: one.run("m", inputs) for one in (*devices, Fails())]
-    assert (await measuring.measure_profile(runs, [1], 5.0, 64)).max_batch == 2
+    runs = [lambda inputs, one=one: one.run("m", inputs) for one in devices]
+    assert (await measuring.measure_profile([*runs, fails], [1], 5.0, 64)).max_batch == 2
     assert [one.runs for one in devices] == [0, 0]
 
 
@@ -189,27 +221,7 @@ class TestSeenTimes:
         assert self.feed(seen, [(1, 1.0)] * (RECENT + EVERY)).seconds(8) == pytest.approx(8.0)
 
 
-class TestKeptProfiles:
-    def test_what_is_kept_is_read(self):
-        profiles = {"m": Profile.from_seconds([0.1, 0.2]), "n": Profile.linear(1e-3, 1e-2, 3)}
-        assert profiles_from_json(profiles_to_json(profiles, "cpu")) == (profiles, {})
-        assert profiles_from_json(profiles_to_json(profiles, "cpu", {"m": 0.5})) == (profiles, {"m": 0.5})
-
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            ("{", "are not JSON"),
-            ("[]", "have format list, expected 1"),
-            (json.dumps({"format": 2, "device": "cpu", "seconds": {}}), "have format 2, expected 1"),
-            (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": 3}}), "an entry that is no list"),
-            (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": [-1.0]}}), "takes -1.0 s"),
-            (json.dumps({"format": 1, "seconds": {}, "delays": {"m": -1}}), "the kept delays are"),
-            # Seen: kept profiles with an integer of 400 digits were a traceback.
-            (json.dumps({"format": 1, "seconds": {"m": [10**400]}}), "profiles"),
-            (json.dumps({"format": 1, "seconds": {"m": [0.1]}, "delays": {"m": 10**400}}), "the kept delays are"),
-        ],
-    )
-    def test_what_cannot_be_read_is_refused_in_one_line(self, text, said):
-        with pytest.raises(ServeError, match=said) as caught:
-            profiles_from_json(text)
-        assert "\n" not in str(caught.value)
+def test_what_is_kept_is_read():
+    profiles = {"m": Profile.from_seconds([0.1, 0.2]), "n": Profile.linear(1e-3, 1e-2, 3)}
+    assert profiles_from_json(profiles_to_json(profiles, "cpu")) == (profiles, {})
+    assert profiles_from_json(profiles_to_json(profiles, "cpu", {"m": 0.5})) == (profiles, {"m": 0.5})

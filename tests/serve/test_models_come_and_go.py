@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.window import Window
-from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.messages import BatchTook, Cancelled, GpuHolds, GpuJoined, ModelGone, ModelRemoved, Reason, Request
 from symphony_serve.model_side import DEFERRED, EAGER, Model
@@ -18,7 +16,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
 from tests.serve.driving import PATIENCE_S, Driver
-from tests.serve.stand_ins import HeldDevice
+from tests.serve.stand_ins import HeldDevice, quick
 
 SLO_S = 14.0
 NAMES = "abc"
@@ -77,14 +75,10 @@ def test_an_idle_gpu_with_fewer_models_goes_first_and_a_ready_model_does_not_wai
     assert run.batches == [(0.0, 2, [1]), (0.5, 3, [3]), (1.0, 1, [2])]
 
 
-def quick(name, delays):
-    return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Fifo, EAGER, delays)
-
-
 async def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
-    async with AsyncServer([quick("a", Delays(jitter=30.0))], [HeldDevice(*"abc", opened=True)]) as server:
-        server.add(quick("b", Delays(response=0.1, jitter=20.0)))
-        too_short = Model("c", Profile.linear(0.0, 1e-3, 4), 29.0, Fifo, EAGER, Delays())
+    async with AsyncServer([quick("a")], [HeldDevice(*"abc", opened=True)]) as server:
+        server.add(quick("b", jitter=20.0))
+        too_short = quick("c", 29.0, jitter=0.0)
         with pytest.raises(ServeError, match="model c has an SLO of 29"):
             server.add(too_short)
         assert [await server.ask(name, 1) for name in "ab"] == [2, 2]
@@ -94,13 +88,13 @@ async def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
 
 async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_answered():
     """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError for a model that is not served."""
-    delays, device = Delays(jitter=30.0), HeldDevice(*"ab")
-    server = AsyncServer([quick("a", delays)], [device])
+    device = HeldDevice(*"ab")
+    server = AsyncServer([quick("a")], [device])
     with pytest.raises(ServeError, match="device 0 has not the model c"):
-        server.add(quick("c", delays))
-    server.add(quick("b", delays))
+        server.add(quick("c"))
+    server.add(quick("b"))
     with pytest.raises(ServeError, match="model b is served already"):
-        server.add(quick("b", delays))
+        server.add(quick("b"))
     with pytest.raises(ServeError, match="no model unknown is served, expected one of a, b"):
         await asyncio.wait_for(server.remove("unknown"), PATIENCE_S)
     answer = server.ask("b", 1)
@@ -119,7 +113,7 @@ async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_an
     for asked in (server.profile, server.batching):
         with pytest.raises(ServeError, match=r"no model b is served, expected one of a$"):
             asked("b")
-    server.add(quick("b", delays))
+    server.add(quick("b"))
     assert await server.ask("b", 4) == 8 and server.hopeless("a") is None
     gone = asyncio.ensure_future(server.remove("b"))
     await server.close()
@@ -128,8 +122,7 @@ async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_an
 
 
 async def test_a_server_gives_a_device_the_models_that_it_holds():
-    delays = Delays(jitter=30.0)
-    models = [quick(name, delays) for name in "ab"]
+    models = [quick(name) for name in "ab"]
     first, second = HeldDevice("a", opened=True), HeldDevice("b", opened=True)
     with pytest.raises(ServeError, match=r"device 1 has the models \['b'\], expected \['a', 'b'\]$"):
         AsyncServer(models, [first, second], held={0: frozenset("a"), 1: frozenset("ab")})

@@ -14,7 +14,6 @@ from symphony_serve.twin import ModelCount, Simulation
 from tests.serve.driving import staggered
 
 TRIAL = Trial(2.0, 10.0, 1, 0.005)
-SHORT = Trial(1.0, 2.0, 1, 0.02)
 RESNET = (1.053, 5.072, 25.0)
 INCEPTION = (5.090, 18.368, 70.0)
 

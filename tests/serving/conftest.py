@@ -1,15 +1,11 @@
-"""A finished run to serve, and `fluidtune serve plan --models`, for the modules of this directory."""
+"""A finished run to serve, and what fronts keep, for the modules of this directory."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
-from click.testing import CliRunner
 
-from fluidtune.cli import cli
-from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from tests.conftest import assert_nothing_left
 from tests.serving.runs import run
@@ -39,22 +35,3 @@ def kept(monkeypatch):
     for name, stand_in in does.items():
         monkeypatch.setattr(kept_state, name, stand_in)
     return kept
-
-
-@pytest.fixture
-def plan_said(tmp_path, monkeypatch):
-    """Run `fluidtune serve plan --models` on this text of a file, without Ray: what was said."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-
-    def ask(text: str, *options: str) -> str:
-        path = tmp_path / "models.toml"
-        path.write_text(text)
-        done = CliRunner().invoke(cli, ["serve", "plan", "--models", str(path), *options])
-        if isinstance(done.exception, FluidTuneError):
-            said = str(done.exception)
-            assert "\n" not in said
-            return said
-        assert done.exception is None, done.exception
-        return done.output
-
-    return ask

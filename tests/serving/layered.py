@@ -70,16 +70,6 @@ def load(directory, config):
     return made
 
 
-def load_function(directory, config):
-    """A model that has no layers."""
-
-    def answer(rows):
-        return rows
-
-    answer.samples = SAMPLES
-    return answer
-
-
 def load_guarded(directory, config):
     """The network with a guard before each layer, which takes a while."""
     layers = []

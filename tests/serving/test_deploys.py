@@ -115,18 +115,12 @@ def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(
 
 @pytest.fixture
 def refused(served, run):
-    """A deploy that loads for ever: what is said when it is refused, and the processes of models before it."""
+    """A deploy that loads for ever and is refused in the end, and the processes of models before it."""
     pool, before = ThreadPoolExecutor(1), _model_processes()
-    told = pool.submit(_refused, served, run)
+    told = pool.submit(served.deploy, run[0], run[1]["hangs"])
     until(lambda: "loading" in states(served).values())
     yield told, before
     pool.shutdown(wait=False)
-
-
-def _refused(served, run):
-    with pytest.raises(FluidTuneError) as error:
-        served.deploy(run[0], run[1]["hangs"])
-    return str(error.value)
 
 
 def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run, refused):
@@ -135,14 +129,14 @@ def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_
         served.deploy(run[0], run[1]["second"])
     (killed,) = until(lambda: _model_processes() - before)
     os.kill(killed, signal.SIGKILL)
-    said = told.result(PATIENCE_S)
-    assert "has ended before it had loaded the model (" in said and "\n" not in said
+    with pytest.raises(FluidTuneError, match=r"^[^\n]*has ended before it had loaded the model \([^\n]*$"):
+        told.result(PATIENCE_S)
     assert answer(served)[0] == "first"
 
 
 def test_a_deploy_that_loads_can_be_given_up(served, refused):
     served.rollback()
-    assert refused[0].result(PATIENCE_S) and served.status()["phase"] == "one"
+    assert isinstance(refused[0].exception(PATIENCE_S), FluidTuneError) and served.status()["phase"] == "one"
     assert answer(served)[0] == "first"
     with pytest.raises(FluidTuneError, match="is loaded, so there is nothing to go back to"):
         served.rollback()

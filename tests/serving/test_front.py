@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import math
 import threading
 import time
 from types import SimpleNamespace
@@ -13,137 +11,21 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fluidtune.serving import intake
-from fluidtune.serving.front import ASKED, Front
+from fluidtune.serving.front import ASKED
 from fluidtune.serving.inference_protocol import Interface
-from fluidtune.serving.intake import Intake
-from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.model_versions import Service, Version
-from fluidtune.serving.plain_input import PlainInput
-from fluidtune.serving.rollouts import Answering
-from fluidtune.serving.service_devices import Devices
-from fluidtune.serving.watching import Books
-from symphony_serve.delays import Delays
+from fluidtune.serving.intake import MOST_OPEN
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model
-from symphony_serve.profiles import Profile
 from tests.serve.driving import PATIENCE_S
+from tests.serving.fronts import Server, answering, ask, begun, made
 
 pytestmark = pytest.mark.serve
 
 
-class Waits(asyncio.Future):
-    """Stands for an `Answer`."""
-
-    sent = False
-
-
-class Server:
-    """Stands for an `AsyncServer`. Its answers come when the test gives them."""
-
-    unanswered, closed = 9, False
-
-    def __init__(self, able=1, hopeless=None, most=math.inf):
-        """most: more requests than these are hopeless."""
-        self.able, self._hopeless, self._most, self.answers, self.withins = able, hopeless, most, [], []
-
-    def hopeless(self, name, within, count=1):
-        if within < 0:
-            return Reason.LATE_ON_ARRIVAL
-        return self._hopeless if count <= self._most else Reason.QUEUE_FULL
-
-    def wait(self, name):
-        return 0.3
-
-    def able_for(self, name):
-        return self.able > 0
-
-    def ask(self, name, value, within, source=""):
-        self.withins.append(within)
-        self.answers.append(Waits())
-        return self.answers[-1]
-
-    async def close(self, timeout=None):
-        self.closed = True
-        for answer in self.answers:
-            answer.set_result((200, "1"))
-
-
-class Life(SimpleNamespace):
-    """Stands for a `Lifetime` that serves trial "t", whose inputs are numbers. front: asks it."""
-
-    state, stopping, document, placed = "serving", False, b"", None
-
-    @property
-    def doing(self):
-        return self.state if self.server is None or self.server.able else "waiting for a model process"
-
-    def able(self, server, key=""):
-        return server.able > 0
-
-    def own_slo(self, name):
-        return {}
-
-    def have(self, **what):
-        """What is known of the model."""
-        self.rollouts.answering["t"] = dataclasses.replace(self.rollouts.answering["t"], **what)
-
-
 @pytest.fixture
-def made():
-    """Makes a front, and what it asks."""
-
-    class There(Devices):
-        count, waits = 1, ""
-
-    def make(server=None, slo=0.5, count=1, waits="", token=None, names=("t",)):
-        devices = There(None, None, None)
-        There.count, There.waits = count, waits
-        model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
-        answering = dict.fromkeys(names, Answering.of(model, Samples([1], [2]), 1 << 20))
-        rollouts = SimpleNamespace(service=Service(Version(1, "t", "run", state="serving")), answering=answering)
-        life = Life(server=server, devices=devices, intake=Intake(slo), books=Books(names), rollouts=rollouts)
-        trials = [SimpleNamespace(name=name, value=None) for name in names]
-        about = {"token": token, "placing": None, "slo_of": lambda name: slo}
-        life.front = Front(SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about), life)
-        return life
-
-    return make
-
-
-@pytest.fixture
-def many(made):
+def many():
     """A front with a long SLO."""
-    return made(Server(), slo=PATIENCE_S)
-
-
-async def ask(front, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
-    """The status, the value and the headers of an answer.
-
-    gone: an event; the client hangs up when it is set. takes: seconds after which the body is there.
-    """
-    asked, sent = [], []
-
-    async def receive():
-        if asked:
-            await (gone or asyncio.Event()).wait()
-            return {"type": "http.disconnect"}
-        asked.append(True)
-        assert body is not None, "nothing is to be read"
-        if takes:
-            await asyncio.sleep(takes)
-        return {"type": "http.request", "body": body, "more_body": half}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
-    await front.front(scope, receive, send)
-    start, *rest = sent
-    said = {name.decode().title(): value.decode() for name, value in start["headers"]}
-    text = b"".join(one.get("body", b"") for one in rest)
-    return start["status"], json.loads(text) if "json" in said.get("Content-Type", "") else text.decode(), said
+    return made(slo=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +35,7 @@ async def ask(front, method="POST", path="/", body=b"1", half=False, gone=None, 
         (1, Reason.QUEUE_FULL, "queue_full", "too many requests wait before it", "1"),
     ],
 )
-async def test_what_cannot_be_answered_in_time_is_refused_unread(made, count, hopeless, code, reason, after):
+async def test_what_cannot_be_answered_in_time_is_refused_unread(count, hopeless, code, reason, after):
     front = made(Server(hopeless=hopeless), count=count, waits="waiting for a lease of a GPU")
     status, said, headers = await ask(front, body=None)
     assert (status, said) == (503, {"error": "refused", "code": code, "reason": reason})
@@ -161,16 +43,16 @@ async def test_what_cannot_be_answered_in_time_is_refused_unread(made, count, ho
     assert front.books.requests("t") == {f"refused: {code}": 1}
 
 
-async def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
-    front = made(Server(), slo=0.01)
+async def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled():
+    front = made(slo=0.01)
     status, said, headers = await ask(front)
     assert (status, said["code"], headers["Retry-After"]) == (503, "overdue", "1")
     assert front.server.answers[0].cancelled()
     assert front.books.requests("t") == {"late": 1}
 
 
-async def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
-    front = made(Server(able=1))
+async def test_ready_is_whoever_has_a_model_process_that_can_answer():
+    front = made()
     assert (await ask(front, method="GET", path="/readyz", body=None))[:2] == (200, {"ready": True, "state": "serving"})
     front.server.able = 0
     status, said, headers = await ask(front, method="GET", path="/readyz", body=None)
@@ -184,23 +66,14 @@ async def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
     assert (await ask(front, method="GET", path="/readyz", body=None))[0] == 503
 
 
-async def test_while_the_service_stops_requests_are_refused_and_it_is_not_ready(made):
-    front = made(Server())
+async def test_while_the_service_stops_requests_are_refused_and_it_is_not_ready():
+    front = made()
     front.stopping = True
     (status, said, headers), ready = await ask(front, body=None), await ask(front, method="GET", path="/readyz")
     assert (status, said["code"], headers["Connection"], ready[0]) == (503, "stopping", "close", 503)
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [({"body": b"[1]"}, "bad_input"), ({"body": b" " * (1 << 20) + b"1"}, "too_large")]
-)
-async def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
-    front = made(Server())
-    assert (await ask(front, **sent))[1]["code"] == code
-    assert front.books.requests("t") == {"bad": 1}
-
-
-async def test_metrics_are_in_the_text_format_of_prometheus(made):
+async def test_metrics_are_in_the_text_format_of_prometheus():
     front = made(Server(hopeless=Reason.QUEUE_FULL))
     await ask(front)
     _, text, _ = await ask(front, method="GET", path="/metrics", body=None)
@@ -209,20 +82,10 @@ async def test_metrics_are_in_the_text_format_of_prometheus(made):
     assert (sample.labels, sample.value) == ({"trial": "t", "version": "1", "outcome": "refused: queue_full"}, 1.0)
 
 
-def tensor(count):
-    """A request with so many inputs."""
+def tensor(count, **others):
+    """A request with so many inputs, and with these other fields."""
     one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
-    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
-
-
-async def answering(front, count, answers, **given):
-    """The answer to a request, when the model has given ``answers`` to the first of its ``count`` inputs."""
-    asked = asyncio.ensure_future(ask(front, **given))
-    while len(front.server.answers) < count:
-        await asyncio.sleep(0)
-    for answer, told in zip(front.server.answers, answers, strict=False):
-        answer.set_exception(told) if isinstance(told, Exception) else answer.set_result(told)
-    return await asked
+    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one], **others}).encode()}
 
 
 async def test_a_request_names_itself_and_its_own_deadline(many):
@@ -237,7 +100,7 @@ async def test_a_request_names_itself_and_its_own_deadline(many):
 
 @pytest.mark.parametrize(("timeout", "hurried"), [(b"10", 1), (b"600000", 0)])
 @pytest.mark.parametrize("hopeless", [None, Reason.QUEUE_FULL])
-async def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(made, hopeless, timeout, hurried):
+async def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(hopeless, timeout, hurried):
     front = made(Server(hopeless=hopeless), slo=0.02)
     assert (await ask(front, headers=[(b"request-timeout-ms", timeout)]))[0] == 503
     total = front.books.total()
@@ -246,16 +109,16 @@ async def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(mad
 
 @pytest.mark.parametrize("given", [{}, tensor(1)])
 @pytest.mark.parametrize(("takes", "slow"), [(0.0, 0), (0.3, 1)])
-async def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
+async def test_what_a_client_took_to_send_its_body_is_no_load(given, takes, slow):
     """Seen: clients that send their bodies slowly made a service on leases ask for more devices."""
-    front = made(Server(), slo=0.5)
+    front = made(slo=0.5)
     assert (await ask(front, takes=takes, **given))[1]["error"]
     total = front.books.total()
     assert (total.requests["t"], total.hurried["t"].total()) == ({"late": 1}, slow)
 
 
-async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
-    front = made(Server(), token="secret-token", slo=0.01)
+async def test_whoever_has_not_the_token_is_told_so_and_probes_need_none():
+    front = made(token="secret-token", slo=0.01)
     status, said, headers = await ask(front, body=None)
     assert (status, said["code"], headers["Www-Authenticate"]) == (401, "unauthorized", "Bearer")
     assert (await ask(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))]))[0] == 401
@@ -270,7 +133,6 @@ async def test_a_batch_of_tensors_is_answered_whole_or_refused(many, other):
     """other: what becomes of another of its inputs."""
     status, value, _ = await answering(many, 2, [(200, "2"), (200, "4")], **tensor(2))
     assert (status, value["outputs"][0]["data"], value["model_version"]) == (200, [2, 4], "1")
-    many.server.answers.clear()
     refused = Refused("t", Reason.LATE)
     told = [refused] if other is None else [other, refused]
     status, value, _ = await answering(many, 2, told, **tensor(2))
@@ -281,16 +143,8 @@ async def test_a_batch_of_tensors_is_answered_whole_or_refused(many, other):
     assert (await ask(many, path="/v2/models/t/infer", body=b"{}"))[1]["code"] == "bad_input"
 
 
-@pytest.mark.parametrize("name", ["v2-ranker", "v2.1", "v20"])
-async def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
-    """Seen: a model named `v2-ranker` was served, and each request to it got 404."""
-    front = made(Server(), slo=0.01, names=("t", name))
-    assert (await ask(front, path=f"/{name}"))[1]["code"] == "overdue"
-    assert (await ask(front, path=f"/{name}x"))[1]["code"] == "not_found"
-
-
 @pytest.mark.parametrize(("count", "late", "code"), [(21, False, "queue_full"), (20, True, "late_on_arrival")])
-async def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, count, late, code):
+async def test_inputs_that_are_hopeless_together_are_not_even_asked_for(count, late, code):
     """late: decoding them takes until after the deadline."""
     front = made(Server(most=20), slo=PATIENCE_S)
     decode = front.rollouts.answering["t"].interface.decode
@@ -307,9 +161,7 @@ async def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, co
 @pytest.mark.parametrize(("sent", "code", "counted"), [(False, "late", "refused: late"), (True, "overdue", "late")])
 async def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, code, counted):
     """And overdue, if a model may have seen one: then a client must not ask again by itself."""
-    asked = asyncio.ensure_future(ask(many, **tensor(130), headers=[(b"request-timeout-ms", b"200")]))
-    while not many.server.answers:
-        await asyncio.sleep(0)
+    asked = await begun(many, 1, **tensor(130), headers=[(b"request-timeout-ms", b"200")])
     many.server.answers[0].sent = sent
     async with many.intake.inputs.one():
         await asyncio.sleep(0.4)  # until after the deadline
@@ -327,8 +179,7 @@ async def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
         turns.append(len(many.server.answers) - before)
         before += turns[-1]
     assert many.intake.open == sum(counts)
-    for answer in many.server.answers:
-        answer.set_result((200, "1"))
+    many.server.answer(*[(200, "1")] * before)
     told = [await one for one in asked]
     assert [len(value["outputs"][0]["data"]) for _, value, _ in told] == counts
     assert max(turns) < 2 * ASKED
@@ -343,9 +194,7 @@ async def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancel
 ):
     """The client has gone, or one of the first inputs was refused, when so many of the 1,024 have been asked for."""
     answers, turns, before, left = many.server.answers, [], 0, asyncio.Event()
-    asking = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
-    while len(answers) < asked:
-        await asyncio.sleep(0)
+    asking = await begun(many, asked, gone=left, **tensor(1024))
     left.set() if gone else answers[0].set_exception(Refused("t", Reason.LATE))
     while not asking.done():
         await asyncio.sleep(0)
@@ -360,9 +209,7 @@ async def test_inputs_that_are_of_no_use_are_not_asked_for_and_a_piece_is_cancel
 
 async def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
     left = asyncio.Event()
-    asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
-    while len(many.server.answers) < 1024:
-        await asyncio.sleep(0)
+    asked = await begun(many, 1024, gone=left, **tensor(1024))
     left.set()
     while not any(one.cancelled() for one in many.server.answers):
         await asyncio.sleep(0)
@@ -371,25 +218,20 @@ async def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
     assert all(one.cancelled() for one in many.server.answers)
 
 
-async def test_the_inputs_of_a_request_are_open_each(many, monkeypatch):
-    """Seen: a request of 1,024 inputs counted as one of the 10,000 that may be open."""
-    monkeypatch.setattr(intake, "MOST_OPEN", 10)
-    first = asyncio.ensure_future(ask(many, **tensor(8)))
-    while len(many.server.answers) < 8:
-        await asyncio.sleep(0)
+async def test_the_inputs_of_a_request_are_open_each(many):
+    """There is room for ten. Seen: a request of 1,024 inputs counted as one of the 10,000 that may be open."""
+    many.intake.open = others = MOST_OPEN - 10
+    asked = [await begun(many, 8, **tensor(8))]
     refused = await ask(many, **tensor(3))
-    assert many.intake.open == 8
-    others = [asyncio.ensure_future(ask(many)) for _ in range(2)]
-    while len(many.server.answers) < 10:
-        await asyncio.sleep(0)
+    assert many.intake.open == others + 8
+    asked += [await begun(many, count) for count in (9, 10)]
     unread = await ask(many, body=None)
-    assert (unread[1]["code"], unread[1]["reason"]) == ("too_many", "10 inputs are open already")
-    for answer in many.server.answers:
-        answer.set_result((200, "1"))
-    assert [(await one)[0] for one in (first, *others)] == [200] * 3
+    assert (unread[1]["code"], unread[1]["reason"]) == ("too_many", "10000 inputs are open already")
+    many.server.answer(*[(200, "1")] * 10)
+    assert [(await one)[0] for one in asked] == [200] * 3
     assert (refused[0], refused[1]["code"]) == (503, "too_many")
     assert many.books.requests("t") == {"answered": 10, "refused: too_many": 4}
-    assert many.intake.open == 0
+    assert many.intake.open == others
 
 
 async def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(many):
@@ -410,39 +252,38 @@ async def test_an_output_that_another_version_has_not_is_refused_before_it_is_as
         return before.decode(*given, most)
 
     many.have(interface=SimpleNamespace(decode=decode))
-    one = {"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}
-    body = json.dumps({"inputs": [one], "outputs": [{"name": "cat"}]}).encode()
-    status, said, _ = await ask(many, path="/v2/models/t/infer", body=body)
+    status, said, _ = await ask(many, **tensor(1, outputs=[{"name": "cat"}]))
     assert (status, said["error"]) == (400, "the model has no output 'cat'; it has 'output'")
     assert (many.server.answers, many.books.requests("t")) == ([], {"bad": 1})
 
 
-async def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(many, monkeypatch):
+async def test_a_large_answer_waits_for_no_body_and_is_refused_at_its_deadline(many):
     """Seen: while large bodies were read, large answers waited past their SLO, and were counted as answered.
 
     Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time.
     """
     reads, writes, began = threading.Event(), threading.Event(), []
-    decode, encode, large = PlainInput.decode, Interface.encode, (200, json.dumps([0.5] * 100_000))
+    about, large = many.rollouts.answering["t"].interface, (200, json.dumps([0.5] * 100_000))
 
     def slow(does, ends):
-        return lambda *given, **named: began.append(does) or (ends.wait(PATIENCE_S) and does(*given, **named))
+        return lambda *given: began.append(does) or (ends.wait(PATIENCE_S) and does(*given))
 
-    monkeypatch.setattr(PlainInput, "decode", slow(decode, reads))
+    form, encode = about.form.trouble, about.encode
+    tensors = SimpleNamespace(decode=about.decode, encode=encode, check_outputs=about.check_outputs)
+    tensors.form = SimpleNamespace(trouble=slow(form, reads))
+    many.have(interface=tensors)
     try:
         body = asyncio.ensure_future(ask(many, body=b" " * (200 << 10) + b"1"))
         while not began:
             await asyncio.sleep(0.001)
         assert (await answering(many, 1, [large], **tensor(1)))[0] == 200
-        monkeypatch.setattr(Interface, "encode", slow(encode, writes))
-        many.server.answers.clear()
+        tensors.encode = slow(encode, writes)
         status, said, _ = await answering(many, 1, [large], headers=[(b"request-timeout-ms", b"200")], **tensor(1))
-        many.server.answers.clear()
         reads.set()
         plain = await answering(many, 1, [large])
         body.cancel()
     finally:
         reads.set()
         writes.set()
-    assert (status, said["code"], plain[0], began) == (503, "overdue", 200, [decode, encode, decode])
+    assert (status, said["code"], plain[0], began) == (503, "overdue", 200, [form, encode, form])
     assert many.books.requests("t") == {"answered": 2, "late": 1}

@@ -12,10 +12,10 @@ import pytest
 from ray import cloudpickle
 from ray.tune import Checkpoint
 
-from fluidtune.serving import following, held_checkpoints, rollouts
+from fluidtune.serving import held_checkpoints
+from fluidtune.serving.following import deploy_better
 from fluidtune.serving.held_checkpoints import HeldCheckpoints, held, let_go
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.setting import Following
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving import stand_ins
@@ -95,9 +95,8 @@ def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
 
 
 @pytest.fixture
-def front(monkeypatch, kept, tmp_path):
+def front(kept, tmp_path):
     """Makes the versions of a front, whose models are of these winners."""
-    monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
     return lambda *winners: stand_ins.rollouts(trials=Loading(b"", (), winners), folder=str(tmp_path))
 
 
@@ -192,16 +191,14 @@ async def test_the_copies_of_all_models_of_a_service_stay(tmp_path, front, kept,
 
 
 @pytest.mark.serve
-async def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch, front):
+async def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, front):
     """Seen: `serve --follow` deployed no other version."""
     gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
     shutil.rmtree(gone.checkpoint.path)
     versions = front(winner(tmp_path, "a", 0.90, goes_on=False))
-    found = iter([[gone], [there]])
-    monkeypatch.setattr(following, "winners", lambda *given, **named: next(found))
     has(versions, device())
     with pytest.raises(ServeError, match="is not there"):
-        await following.look(versions, str(tmp_path), Following(1.0, "score", "max"))
-    await following.look(versions, str(tmp_path), Following(1.0, "score", "max"))
+        await deploy_better(versions, gone, str(tmp_path), "max")
+    await deploy_better(versions, there, str(tmp_path), "max")
     await settled()
     assert versions.service.serving.what.value == 0.94

@@ -18,7 +18,6 @@ from symphony_serve.errors import ServeError
 MOST = 1000
 IMAGES = Interface.of([[[0, 0.5], [1, 0]]], [{"label": "two", "odds": [0.1, 0.9]}])
 PAIRS = Interface.of([{"count": 1, "word": "a"}], [1.5])
-ALL = Asked(None, [], {})
 
 
 def request(*inputs, **others):
@@ -292,59 +291,48 @@ def test_what_is_encoded_is_decoded_to_the_same_values(values, binary, known, na
     assert (found.inputs, found.id) == (values, name)
 
 
-def test_outputs_of_different_lengths_are_json_texts():
-    body, _ = encode(Interface.of([1], [[1]]), ALL, None, [[1], [2, 3]])
-    (one,) = json.loads(body)["outputs"]
-    assert (one["datatype"], one["shape"], one["data"]) == ("BYTES", [2], ["[1]", "[2, 3]"])
-    assert one["parameters"] == {"content_type": "application/json"}
-
-
-def test_an_output_that_is_known_keeps_its_datatype():
-    body, _ = encode(PAIRS, ALL, None, [1, 2])
-    assert json.loads(body)["outputs"][0]["datatype"] == "FP64"
-
-
-def test_an_output_that_the_answer_lacks_is_refused():
-    asked = Asked(None, [], {"odds": True})
-    with pytest.raises(ServeError, match="no output 'odds'; it has 'output'"):
-        encode(Interface.of([1]), asked, None, [1])
-
-
-def answer_of(interface, outputs, wanted=(), binary=False):
-    """By name, the tensors of an answer."""
-    asked = Asked(None, [], dict.fromkeys(wanted, binary))
-    return {one["name"]: one for one in json.loads(encode(interface, asked, None, outputs)[0])["outputs"]}
-
-
+JSON_TEXT = {"content_type": "application/json"}
 CAT, DOG = {"cat": 0.9}, {"dog": 0.8}
+BOTH = Interface.of([1, 2], [CAT, DOG])
+ODD = [{"label": "one", "more": 1}, {"label": "two", "odds": [0.5]}]
 
 
-@pytest.mark.parametrize("wanted", [(), ("output",)])
-@pytest.mark.parametrize("outputs", [[CAT], [CAT, CAT], [CAT, DOG], [5]])
-def test_an_answer_has_the_tensor_that_outputs_with_different_keys_are_declared_as(outputs, wanted):
-    """Seen: a batch of equal keys was answered with a tensor that the metadata does not name."""
-    interface = Interface.of([1, 2], [CAT, DOG])
-    (declared,) = interface.metadata("best", ["1"])["outputs"]
-    (one,) = answer_of(interface, outputs, wanted).values()
-    assert {key: one[key] for key in ("name", "datatype", "parameters")} == {
-        key: declared[key] for key in ("name", "datatype", "parameters")
-    }
-    assert [json.loads(text) for text in one["data"]] == outputs
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("interface", "outputs", "found"),
+    [
+        # Of different lengths.
+        (Interface.of([1], [[1]]), [[1], [2, 3]], {"output": ("BYTES", JSON_TEXT, ["[1]", "[2, 3]"])}),
+        # One that is known keeps its datatype.
+        (PAIRS, [1, 2], {"output": ("FP64", None, [1, 2])}),
+        # Seen: a batch of equal keys was answered with a tensor that the metadata does not name.
+        (BOTH, [CAT], {"output": ("BYTES", JSON_TEXT, ['{"cat": 0.9}'])}),
+        (BOTH, [CAT, CAT], {"output": ("BYTES", JSON_TEXT, ['{"cat": 0.9}'] * 2)}),
+        (BOTH, [CAT, DOG], {"output": ("BYTES", JSON_TEXT, ['{"cat": 0.9}', '{"dog": 0.8}'])}),
+        (BOTH, [5], {"output": ("BYTES", JSON_TEXT, ["5"])}),
+        (IMAGES, ODD, {"label": ("BYTES", None, ["one", "two"]), "odds": ("BYTES", JSON_TEXT, ["null", "[0.5]"])}),
+        # With one key that is named "output", which is no whole output.
+        (Interface.of([1], [{"output": {"a": 1}}]), [{"output": 5}], {"output": ("BYTES", JSON_TEXT, ["5"])}),
+    ],
+)
+def test_an_answer_has_the_tensors_of_the_metadata_whatever_its_outputs_are(interface, outputs, found, named):
+    asked = Asked(None, [], dict.fromkeys(found if named else (), False))
+    told = json.loads(encode(interface, asked, None, outputs)[0])["outputs"]
+    assert {one["name"]: (one["datatype"], one.get("parameters"), one["data"]) for one in told} == found
+    assert found.keys() == {one["name"] for one in interface.metadata("best", ["1"])["outputs"]}
 
 
-@pytest.mark.parametrize("wanted", [(), ("label", "odds")])
-def test_an_answer_has_the_tensors_of_the_metadata_whatever_keys_its_outputs_have(wanted):
-    odd = [{"label": "one", "more": 1}, {"label": "two", "odds": [0.5]}]
-    found = answer_of(IMAGES, odd, wanted)
-    assert {name: one["data"] for name, one in found.items()} == {"label": ["one", "two"], "odds": ["null", "[0.5]"]}
-    assert (found["odds"]["datatype"], found["odds"]["parameters"]) == ("BYTES", {"content_type": "application/json"})
-    with pytest.raises(ServeError, match="is a list, expected an object with the keys 'label' and 'odds'"):
-        answer_of(IMAGES, [[1]], wanted)
-
-
-def test_outputs_with_one_key_that_is_named_output_are_no_whole_outputs():
-    interface = Interface.of([1], [{"output": {"a": 1}}])
-    assert answer_of(interface, [{"output": 5}])["output"]["data"] == ["5"]
+@pytest.mark.parametrize(
+    ("interface", "wanted", "said"),
+    [
+        (Interface.of([1]), ("odds",), "no output 'odds'; it has 'output'"),
+        (IMAGES, (), "is a list, expected an object with the keys 'label' and 'odds'"),
+        (IMAGES, ("label", "odds"), "is a list, expected an object with the keys 'label' and 'odds'"),
+    ],
+)
+def test_an_answer_without_the_tensors_that_are_wanted_is_refused(interface, wanted, said):
+    with pytest.raises(ServeError, match=said):
+        encode(interface, Asked(None, [], dict.fromkeys(wanted, True)), None, [[1]])
 
 
 # The public client.

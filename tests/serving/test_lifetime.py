@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -29,37 +31,18 @@ async def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_
             raise OSError(f"{name} fails")
         passed.append(name)
 
-    class Rollouts:
-        keys, desired = ("t",), None
+    async def first():
+        step("first")
+        await asyncio.Event().wait()
 
-        def __init__(self, *given):
-            """Nothing was deployed."""
-
-        async def restore(self):
-            step("restore")
-
-        async def close(self):
-            """There is nothing."""
-
-    class Devices(Rollouts):
-        trouble = waits = ""
-
-        async def first(self):
-            step("first")
-            await asyncio.Event().wait()
-
-        async def close(self, timeout=None):
-            told.set()
-
-        async def interrupted(self):
-            step("interrupted")
-
-        def anew(self):
-            step("anew")
-
-    for name, stand_in in (("Rollouts", Rollouts), ("Devices", Devices), ("AGAIN_S", 0.0)):
+    rollouts = Mock(keys=("t",), restore=AsyncMock(side_effect=partial(step, "restore")), close=AsyncMock())
+    server = Mock(close=AsyncMock(side_effect=lambda *given: told.set()))
+    devices = Mock(trouble="", waits="", first=first, anew=partial(step, "anew"), close=AsyncMock())
+    devices.interrupted = AsyncMock(side_effect=partial(step, "interrupted"))
+    stand_ins = {"Rollouts": lambda *given: rollouts, "Devices": lambda *given: devices, "AGAIN_S": 0.0}
+    stand_ins["ForkedActors"] = lambda *given: step("forks") or "forks"
+    for name, stand_in in stand_ins.items():
         monkeypatch.setattr(lifetime, name, stand_in)
-    monkeypatch.setattr(lifetime, "ForkedActors", lambda *given: step("forks") or "forks")
     loading = SimpleNamespace(trials=[SimpleNamespace(name="t", value=None)], environment={})
     about = {"devices": 1, "resources": {}, "stages": 1, "policy": SimpleNamespace(value="eager"), "run": "r"}
     about |= {"placing": None, "leasing": None, "modules": ("numpy",), "slo": 1.0, "loading": loading}
@@ -73,7 +56,7 @@ async def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_
     while "first" not in passed:
         await asyncio.sleep(0.001)
     assert life.state == "loading" and not failing
-    life.server, asked = Devices(), asyncio.ensure_future(request(life))
+    life.server, asked = server, asyncio.ensure_future(request(life))
     await asyncio.sleep(0)
     await life.stop()
     assert life.stopping and asked.done() and life.state == "ended"

@@ -19,7 +19,6 @@ from fluidtune.serving import service
 from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_layers import Layer, Stage, as_function, layers_of, writable
 from fluidtune.serving.model_process import Loading, ModelProcess, Passed, Started
-from fluidtune.serving.running_services import status_text
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching
@@ -220,15 +219,3 @@ def test_a_function_stays_the_function_that_it_is():
 def test_batches_of_a_model_in_stages_are_formed_by_window():
     assert service._in_stages(2, 1.5, Batching.AUTO, top=False) is Batching.WINDOW
     assert service._in_stages(1, None, Batching.ORLOJ, top=True) is Batching.ORLOJ
-
-
-def test_status_tells_what_the_stages_hold():
-    stages = [Stage(0, 2, 0.0125, 3_000_000, 4096)._asdict(), Stage(2, 5, 0.01, 1_000_000, 12)._asdict()]
-    found = {"state": "serving", "why": "", "app": None, "slo_s": 0.2, "device_pids": [7, 8], "devices": 1}
-    found |= {"name": "digits", "user": "anna", "url": "http://x:1/", "processes_wanted": 2}
-    found |= {"devices_wanted": 1, "unanswered": 0, "seconds": 9.0, "trials": [], "stages": [stages]}
-    assert status_text(found).splitlines()[1:] == [
-        "serving: SLO 200 ms, 1 devices with 2 of 2 processes, 0 requests wait, 9 s",
-        "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
-        "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
-    ]

@@ -1,4 +1,4 @@
-"""The process of a model, without a process: what it loads, and what becomes of each input of a batch."""
+"""The process of a model, without a process: what it loads, what a model gets, and what becomes of each input."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import sys
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.tune import Checkpoint
 
+from benchmarks.common import ROOT
 from fluidtune.errors import BadInput, FluidTuneError
 from fluidtune.serving import model_process
-from fluidtune.serving.loaded_model import Packed
+from fluidtune.serving.loaded_model import LoadedModel, Packed
+from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.model_process import CONTEXT, Loading, ModelProcess, Passed, Started, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
@@ -35,6 +40,10 @@ def outcomes(load, winner, inputs):
 
 def batch(inputs):
     return Passed(list(map(Packed.of, inputs)), len(inputs))
+
+
+def exits(*given):
+    sys.exit(3)
 
 
 def made(function, samples=(1,)):
@@ -72,6 +81,8 @@ def test_a_measurement_fails_where_the_model_fails_and_tells_the_line(winner, ca
         (made(lambda values: values, samples="text"), "samples of trial t are a str, expected a list"),
         (lambda directory, config: 7, "load returned int for trial t, expected a function"),
         (lambda directory, config: config["missing"], "trial t does not load: KeyError.*; check load"),
+        (exits, r"the checkpoint of trial t does not load: SystemExit\(3\); check load"),
+        (made(exits), r"the model of trial t fails with its own samples: .*SystemExit\(3\)"),
     ],
 )
 def test_models_that_are_refused(winner, load, said):
@@ -124,23 +135,6 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
 )
 def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
     assert _grown(before, after) == bytes_
-
-
-def exits(*given):
-    sys.exit(3)
-
-
-@pytest.mark.parametrize(
-    ("load", "said"),
-    [
-        (exits, r"the checkpoint of trial u does not load: SystemExit\(3\); check load"),
-        (made(exits), r"the model of trial u fails with its own samples: .*SystemExit\(3\)"),
-    ],
-)
-def test_a_model_that_exits_is_one_that_fails(winner, load, said):
-    exiting = dataclasses.replace(winner, name="u", load=Loading.of(load, []).load)
-    with pytest.raises(ServeError, match=said):
-        ModelProcess(Loading.of(load, [exiting]))
 
 
 class Unsaid(BaseException):
@@ -196,3 +190,83 @@ def test_inputs_that_a_failed_batch_has_changed_are_tried_again_as_they_came(win
     found = [one for at in range(0, 360, 9) for one in process.run(batch(rows[at : at + 9])).value]
     assert [text for status, text in found if status == 200] == [f"{n}.0" for n in range(360) if n % 7 != 6]
     assert process.ready(Started()).samples.inputs[0][0] == 1.0
+
+
+@pytest.mark.slow
+def test_the_example_loads_a_checkpoint_of_the_demo(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "examples")])
+    import serve_digits
+
+    network = serve_digits.network(4)
+    torch.save({"model": network.state_dict()}, tmp_path / "state.pt")
+    winner = Winner("t", Checkpoint.from_directory(tmp_path), {"width": 4}, 0.5)
+    images = serve_digits.digits()[1].tensors[0][:3]
+    expected = network(images).argmax(1).tolist()
+    found = outcomes(serve_digits.load, winner, images[:, 0].tolist())
+    assert [(status, said["digit"]) for status, said in found] == [(200, digit) for digit in expected]
+
+
+# What a model gets of the inputs that came: the types, shapes and kinds of its samples, whatever is beside them.
+
+NUMBERS = st.lists(st.integers(-99, 99) | st.integers(-99, 99).map(float), min_size=3, max_size=3)
+
+
+def loaded(samples, function=list):
+    def model(inputs):
+        model.got = inputs
+        return function(inputs)
+
+    model.samples = samples
+    return LoadedModel("t", model), model
+
+
+def answers(model, inputs):
+    return [json.loads(text) for _, text in model.attempt([Packed.of(one) for one in inputs])]
+
+
+@given(
+    st.lists(NUMBERS, min_size=1, max_size=5), st.sampled_from([[[1, 2, 3]], [[1, 2.0, 3]], [[1, 2, 3], [0.5, 1, 1]]])
+)
+def test_an_answer_does_not_depend_on_the_inputs_beside_it(rows, samples):
+    """Seen: a model of whole numbers answered `[1.9, 3]` as if it were `[1, 3]`, with 200."""
+    kinds, _ = loaded(samples, lambda rows: [str(torch.tensor(rows).dtype)] * len(rows))
+    assert answers(kinds, rows) == [answer for row in rows for answer in answers(kinds, [row])]
+    sequence = torch.nn.Sequential(torch.nn.Identity())
+    sequence.samples = samples
+    tensors = LoadedModel("t", as_function(sequence))
+    assert answers(tensors, rows) == [answer for row in rows for answer in answers(tensors, [row])] == rows
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int64", "bool", "bfloat16"])
+def test_inputs_are_what_the_samples_are(dtype, whole):
+    tensor = dtype == "bfloat16"
+    samples = torch.ones((2, 3), dtype=torch.bfloat16) if tensor else np.ones((2, 3), dtype)
+    model, seen = loaded(samples if whole else list(samples))
+    row = [1, 0, None if "float" in dtype else 1] if dtype != "bool" else [True, False, True]
+    assert answers(model, [row, row]) == [row, row]
+    assert len(seen.got) == 2 and type(seen.got) is (type(samples) if whole else list)
+    assert type(seen.got[0]) is type(samples[0])
+    assert (seen.got[0].dtype, seen.got[0].shape) == (samples.dtype, (3,))
+    seen.got[0][0] = 0  # It may be written to.
+    came = model.samples.inputs[0] * 0  # As an array, as it comes in the protocol's binary tensors.
+    assert answers(model, [came]) == [came.tolist()]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_samples_may_be_dictionaries_of_arrays(whole):
+    samples = {"ids": np.array([[1, 2], [3, 4]]), "mask": torch.ones(2, 2, dtype=torch.bool)}
+    rows = [{"ids": samples["ids"][at], "mask": samples["mask"][at]} for at in (0, 1)]
+    model, seen = loaded(samples if whole else rows, lambda inputs: [1, 2][: len(inputs["ids"]) if whole else 2])
+    assert answers(model, [{"ids": [5, 6], "mask": [True, False]}] * 2) == [1, 2]
+    got = seen.got if whole else seen.got[0]
+    assert (type(got["ids"]), type(got["mask"])) == (np.ndarray, torch.Tensor)
+    assert got["mask"].tolist() == ([[True, False]] * 2 if whole else [True, False])
+
+
+def test_outputs_may_be_arrays_and_what_is_no_number_is_null():
+    outputs = [np.array([1.5, np.nan], np.float32), {"a": torch.tensor([2.0, np.inf])}, np.float64("nan"), [np.int8(3)]]
+    model, _ = loaded([1], lambda inputs: outputs[: len(inputs)])
+    assert answers(model, [1] * 4) == [[1.5, None], {"a": [2.0, None]}, None, [3]]
+    (output,) = model.samples.outputs
+    assert output.dtype == np.float32

@@ -1,15 +1,17 @@
-"""The versions of a served model as a pure machine: its tables, its drawing, and what is refused."""
+"""The versions of a served model as a pure machine, what is refused, and what of a running search becomes one."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluidtune.serving.following import deploy_better, is_better
 from fluidtune.serving.model_versions import (
     STATES,
     Deploy,
@@ -25,6 +27,7 @@ from fluidtune.serving.model_versions import (
     handle,
     labels,
 )
+from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
@@ -129,3 +132,37 @@ def test_what_cannot_be_asked_is_said_in_one_line(before, event, said):
 
 def test_a_key_names_the_trial_and_the_version():
     assert [labels(Version(number, "a_1", "run").key) for number in (1, 2)] == [("a_1", "1"), ("a_1", "2")]
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "mode", "better"),
+    [
+        (0.9, [0.8], "max", True),
+        (0.8, [0.8], "max", False),
+        (0.1, [0.2, None], "min", True),
+        (0.9, [0.8, 0.95], "max", False),
+        (0.9, [None], "max", True),
+    ],
+)
+def test_better_is_better_than_each_that_is_known(value, known, mode, better):
+    assert is_better(value, known, mode) is better
+
+
+async def test_what_was_rolled_back_is_deployed_when_it_has_got_better():
+    class Rollouts:
+        service = Service(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
+
+        async def deploy(self, winner, run, share):
+            self.service = handle(self.service, Deploy(winner.name, run, winner, share))
+
+    rollouts = Rollouts()
+
+    async def phase(value):
+        await deploy_better(rollouts, Winner("b", None, {}, value), "run", "max")
+        return rollouts.service.phase
+
+    assert await phase(0.5) == "loading"
+    assert await phase(0.6) == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
+    rollouts.service = handle(rollouts.service, Rollback())
+    assert await phase(0.5) == "one"
+    assert await phase(0.55) == "loading"

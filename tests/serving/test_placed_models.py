@@ -6,7 +6,7 @@ import pytest
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.placed_models import placed_models
-from fluidtune.serving.service import loader, serve
+from fluidtune.serving.service import loader
 
 FILE = """
 [[models]]
@@ -70,19 +70,3 @@ def test_what_is_wrong_is_said_in_one_line(file, change, said, monkeypatch):
     with pytest.raises(FluidTuneError, match=said) as refused:
         placed_models(file, loader, 4e9)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"follow": 1.0}, "models and follow do not go together: it is for the trials of one run"),
-        ({"arbiter": "auto"}, "models and arbiter .--shared. do not go together: several models share no leases"),
-        ({"top": 2}, "models and top do not go together"),
-        ({"memory": 0.0}, "memory is 0.0, expected a number above 0"),
-        ({"memory": True}, "memory is True, expected a number above 0"),
-        ({"stages": 2}, "models and stages do not go together"),
-    ],
-)
-def test_what_does_not_go_with_several_models(file, given, said):
-    with pytest.raises(FluidTuneError, match=said):
-        serve(models=file, **given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -16,9 +15,12 @@ from hypothesis import strategies as st
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
+from fluidtune.serving import process as process_module
+from fluidtune.serving.loaded_model import Packed
+from fluidtune.serving.model_process import Passed, Started
 from fluidtune.serving.process import STATES, State
 from symphony_serve.errors import DeviceLost, ServeError
-from tests.serve.driving import PATIENCE_S
+from tests.serve.driving import PATIENCE_S, reached
 from tests.serving.fake_ray import SAMPLES, STAGES, FakeRay, One, Staged
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
@@ -31,13 +33,6 @@ def test_the_page_draws_exactly_the_table():
     arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
     drawn = {(begin, cause): end for begin, end, causes in arrows for cause in causes.split(", ")}
     assert drawn == STATES and {begin for begin, _ in STATES} | {*STATES.values()} == set(get_args(State))
-
-
-async def until(holds):
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(params=[One(), Staged()], ids=["whole", "in stages"])
@@ -58,7 +53,7 @@ async def begin(monkeypatch, kind):
 
     yield begins
     begun[0].stop()
-    await until(lambda: not ray.alive)
+    await reached(lambda: not ray.alive)
 
 
 @pytest.fixture
@@ -88,7 +83,7 @@ async def test_a_process_that_is_gone_is_told_killed_and_replaced_and_is_back(li
         if "hangs" in how:
             ray.say("alive", GetTimeoutError())
         await one.check()
-        await until(lambda: one.state == "loading")
+        await reached(lambda: one.state == "loading")
     assert (one.pids, told, len(ray.alive)) == ([], [STARTED, LOST], kind.actors)
     assert not set(before) & set(ray.alive)
     with pytest.raises(DeviceLost, match="no process with model t is ready"):
@@ -114,7 +109,7 @@ async def test_an_idle_process_that_does_not_answer_gets_no_batch_until_it_does(
 async def test_a_process_that_runs_a_batch_is_asked_after_it(life, kind):
     """Else it would be silent if the batch takes longer than an answer may."""
     one, ray, _ = life
-    ends = asyncio.get_running_loop().create_future()
+    ends = future()
     ray.say("run", ends)
     running = asyncio.ensure_future(one.run([1]))
     await asyncio.sleep(0)
@@ -144,10 +139,10 @@ async def test_why_a_process_does_not_load_is_told_once_and_the_next_one_is_trie
         ray.say("ready", answer)
         with pytest.raises(ServeError, match=said):
             await one.loaded()
-    await until(lambda: len([call for call in ray.asked if call[1] == "ready"]) == 3)
+    await reached(lambda: len([call for call in ray.asked if call[1] == "ready"]) == 3)
     assert told == [LOST] and len(ray.alive) == kind.actors
     ray.say("ready", kind.ready(7))
-    await until(lambda: one.state == "ready")
+    await reached(lambda: one.state == "ready")
     assert (one.trouble, told[1]) == ("", ("worker_started", "models-1-t-3"))
 
 
@@ -155,7 +150,7 @@ async def test_why_a_process_does_not_load_is_told_once_and_the_next_one_is_trie
 async def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(life, kind, what):
     """Seen: a process that had just been started was killed because of what its predecessor had been asked."""
     one, ray, told = life
-    late = asyncio.get_running_loop().create_future()
+    late = future()
     ray.say(what, late)
     asked = asyncio.ensure_future(one.run([1]) if what == "run" else one.answers())
     await asyncio.sleep(0)
@@ -214,7 +209,7 @@ def test_whatever_dies_there_is_one_process_and_it_is_ready_in_the_end(kind, eve
             ray.say("alive", None)
         elif one.state == "loading":
             ray.say("ready", kind.ready(9))
-        await until(lambda: one.state == "ready")
+        await reached(lambda: one.state == "ready")
         one.stop()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -224,15 +219,115 @@ def test_whatever_dies_there_is_one_process_and_it_is_ready_in_the_end(kind, eve
         asyncio.run(play(monkeypatch))
 
 
-async def test_a_chain_is_cut_as_before(monkeypatch):
-    ray, kind = FakeRay(monkeypatch), Staged()
-    one = kind.make(ray, lambda event, **fields: None, lambda: None)
-    ray.say("ready", kind.ready(7))
-    await one.loaded()
+# A chain, beside what it shares with a process of a whole model: who is asked, and the order of batches.
+
+FAILED = Passed(None, 2, (), (500, '{"error": "the model failed: no"}'))
+passed = Staged().batch
+
+
+@pytest.fixture
+async def chain(monkeypatch):
+    """A chain of two that is ready, and its Ray. Batches need not wait for each other."""
+    ray = FakeRay(monkeypatch)
+    made = Staged().make(ray, lambda event, **fields: None, lambda: None)
+    ray.say("ready", Staged().ready(7))
+    await made.loaded()
+    yield made, ray
+    made.stop()
+
+
+def future():
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_a_chain_is_cut_as_before(chain):
+    made, ray = chain
     ray.say("run", RayActorError())
     with pytest.raises(DeviceLost):
-        await one.run([1])
-    ray.say("ready", kind.ready(9))
-    await one.loaded()
-    assert (one.pids, ray.asked[-1][2][2].stages) == ([9, 10], STAGES)
-    one.stop()
+        await made.run([1])
+    ray.say("ready", Staged().ready(9))
+    await made.loaded()
+    assert (made.pids, ray.asked[-1][2][2].stages) == ([9, 10], STAGES)
+
+
+async def test_what_one_process_answers_goes_to_the_next_one(chain):
+    made, ray = chain
+    ray.say("run", passed(3))
+    assert (await made.run([1])).outputs == [(200, "3")]
+    assert ray.asked == [
+        ("2", "ready", ("1", "ready", Started())),
+        ("2", "run", ("1", "run", Passed([Packed.of(1)], 1))),
+    ]
+    assert (made.pids, made.stages) == ([7, 8], list(STAGES))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(chain, lost):
+    made, ray = chain
+    answer, heard = future(), []
+    ray.say("run", answer)
+    task = asyncio.create_task(made.run([1], lambda: heard.append(task.done())))
+    await asyncio.sleep(0.01)
+    assert ray.asked[-1] == ("2", "run", ("1", "run_first", Passed([Packed.of(1)], 1)))
+    ray.left.set_exception(RayActorError()) if lost else ray.left.set_result(None)
+    await asyncio.sleep(0.01)
+    answer.set_result(passed(3))
+    assert (await task).outputs == [(200, "3")] and heard == ([] if lost else [False])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_batches_return_in_their_order_also_when_inputs_are_tried_alone(chain, fails):
+    """Seen: requests behind such a batch were run twice, or refused as `gpu_lost`."""
+    made, ray = chain
+    first, alone = future(), future()
+    for answer in (first, passed(9), alone, passed(5)):
+        ray.say("run", answer)
+    ended = []
+    for name, inputs in (("first", [2, 3]), ("next", [4])):
+        task = asyncio.create_task(made.run(inputs))
+        task.add_done_callback(lambda task, name=name: ended.append((name, task.result().outputs)))
+    await asyncio.sleep(0.01)
+    first.set_result(FAILED if fails else passed(4, 5))
+    await asyncio.sleep(0.01)
+    assert not (fails and ended)
+    alone.set_result(passed(4))
+    while len(ended) < 2:
+        await asyncio.sleep(0.001)
+    assert ended == [("first", [(200, "4"), (200, "5")]), ("next", [(200, "9")])]
+
+
+async def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone_and_a_measurement_fails(chain):
+    made, ray = chain
+    for answer in (FAILED, passed(4), FAILED):
+        ray.say("run", answer)
+    ray.say("measure", FAILED)
+    assert (await made.run([2, 3])).outputs == [(200, "4"), FAILED.failed]
+    with pytest.raises(ServeError, match=r"^the model failed: no$"):
+        await made.measure([2, 3])
+
+
+async def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_its_own(chain):
+    """The profile learns seconds less those that a batch has stood. Seen: good requests were refused."""
+    made, ray = chain
+    fails, alone = future(), future()
+    for answer in (fails, passed(9), alone, passed(5)):
+        ray.say("run", answer)
+    _, other = (asyncio.create_task(made.run(inputs)) for inputs in ([2, 3], [4]))
+    await asyncio.sleep(0.01)
+    fails.set_result(FAILED)
+    await asyncio.sleep(0.2)
+    alone.set_result(passed(4))
+    assert (await other).seconds >= 0.2
+
+
+async def test_what_a_batch_has_stood_before_stages_is_told(chain, monkeypatch):
+    """The clock stands: the seconds that the stages tell are taken from it."""
+    made, ray = chain
+    monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    first = future()
+    ray.say("run", first)
+    ray.say("run", Passed([(200, "1")], 1, (-9.0,)))
+    one, other = (asyncio.create_task(made.run([1])) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.set_result(Passed([(200, "1")], 1, (-2.0, -3.0)))
+    assert ((await one).seconds, (await other).seconds) == (0.0, 9.0 - 2.5)

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from openapi_spec_validator import validate
 
 import fluidtune
 from benchmarks.common import free_ports
@@ -90,10 +89,6 @@ def test_our_own_client_asks(served):
             client(FAILS)
     with fluidtune.Client(served.url) as client, pytest.raises(fluidtune.ServiceError, match="unauthorized"):
         client(5)
-
-
-def test_the_document_is_valid(served):
-    validate(httpx.get(f"{served.url}openapi.json", headers=HEADERS).json())
 
 
 def load_records(directory, config):

@@ -9,27 +9,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from fluidtune.ray_compat import kept_state
-from fluidtune.serving import device as device_module
 from fluidtune.serving import rollouts as module
-from fluidtune.serving import running_services
 from fluidtune.serving.model_process import Place
 from fluidtune.serving.model_versions import Deploy
 from fluidtune.serving.process import HUNG_S
+from fluidtune.serving.running_services import RunningService
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving.stand_ins import device, rollouts, settled
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept")]
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch, kept):
-    """What loads is looked at often."""
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
 
 
 def deploy(name="b"):
@@ -71,36 +65,25 @@ async def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say
     loads, told = at == "it is measured", []
     two = [device(lambda key: loads or key == "a" or None) for _ in range(2)]
     made = rollouts(*two, tell=lambda event, **fields: told.append(fields))
-    present = made._devices.present
-
-    def happens():
-        if what == "a lease comes":
-            present[2] = device()
-        elif what == "a process dies":
-            present[1].processes["c@2"].fails("a process has ended before it had loaded the model")
-        for number in {"the lease ends": [1], "all leases end": [0, 1], "none comes back": [0, 1]}.get(what, []):
-            present.pop(number).stop()
-        made._reconcile()
-
-    if at == "it is measured":
-        measure, happened = device_module.Device.measure, []
-
-        async def measures(one, model, inputs, turn):
-            if not happened:
-                happened.append(happens())
-            return await measure(one, model, inputs, turn)
-
-        monkeypatch.setattr(device_module.Device, "measure", measures)
     made._tell(deploy("c"))
-    if at == "it loads":
-        await asyncio.sleep(0.01)
-        happens()
-        for one in present.values():
-            process = one.processes["c@2"]
-            process.trouble or process.loads()
-        if what == "all leases end":  # Then it waits for the next one.
-            present[3] = device()
-            made._reconcile()
+    present, processes = made._devices.present, [one.processes["c@2"] for one in two]
+    for process in processes:
+        process.go.clear()
+    await asyncio.sleep(0.01)
+    if what == "a lease comes":
+        present[2] = device()
+    elif what == "a process dies":
+        processes[1].fails("a process has ended before it had loaded the model")
+    for number in {"the lease ends": [1], "all leases end": [0, 1], "none comes back": [0, 1]}.get(what, []):
+        present.pop(number).stop()
+    made._reconcile()
+    for process in processes:
+        process.go.set()
+        if not (loads or process.trouble or process.stopped):
+            process.loads()
+    if (what, at) == ("all leases end", "it loads"):  # Then it waits for the next one.
+        present[3] = device()
+        made._reconcile()
     await settled()
     refused = {("all leases end", "it is measured"): "no device with it is left"}
     refused |= {("none comes back", at): "(the service has had no device for 0 s|no device with it is left)"}
@@ -174,7 +157,7 @@ def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatc
     """Seen: `promote` was refused while the canary ran a batch of more than a second."""
     waited = []
     front = SimpleNamespace(ask=SimpleNamespace(remote=lambda method: "asked"))
-    monkeypatch.setattr(running_services.RunningService, "front", lambda one: front)
-    monkeypatch.setattr(running_services.ray, "get", lambda asked, timeout: waited.append(timeout))
-    getattr(running_services.RunningService("digits", "anna"), method)()
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: front)
+    monkeypatch.setattr(ray, "get", lambda asked, timeout: waited.append(timeout))
+    getattr(RunningService("digits", "anna"), method)()
     assert waited[0] > HUNG_S

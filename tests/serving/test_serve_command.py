@@ -1,10 +1,14 @@
-"""What `fluidtune serve` reads and prints, without Ray."""
+"""What `fluidtune serve` reads and prints, which service somebody means, and where one listens. Without Ray."""
 
 from __future__ import annotations
 
+import errno
+import socket
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import httpx
 import pytest
 import ray
 from click.testing import CliRunner
@@ -13,8 +17,11 @@ from fluidtune.cli import cli
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.commands import serve as serve_words
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat import kept_state
 from fluidtune.serving import running_services, service
-from fluidtune.serving.running_services import status_text
+from fluidtune.serving.address import is_of_this_machine, listening, url_of
+from fluidtune.serving.model_layers import Stage
+from fluidtune.serving.running_services import RunningService, check_name, chosen, known, status_text
 from fluidtune.serving.service import loader, serve
 from tests.serving import runs
 from themis_bridge.shell import control
@@ -37,29 +44,28 @@ def test_functions_that_are_not_there(text, said):
 
 
 def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(service, "NEEDS", ("no_such_module", "json"))
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    with pytest.raises(FluidTuneError, match=r'not installed: no_such_module; type: pip install "fluidtune\[serve\]"'):
-        serve("run", runs.load, 1.0)
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with pytest.raises(FluidTuneError, match=r'not installed: .*uvloop; type: pip install "fluidtune\[serve\]"'):
+        service.check_installed()
 
 
-def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
-    """Seen: `fluidtune.serve` ended with an AttributeError there."""
-    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
-    monkeypatch.setattr(service, "NEEDS", ())
+@pytest.mark.serve
+def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch, tmp_path):
+    """Seen: `fluidtune.serve` ended with an AttributeError there.
+
+    Seen: a service of several models of a file in "/" had no name, and was refused for that.
+    """
+    monkeypatch.chdir("/")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-    monkeypatch.setattr(service.kept_state, "global_worker", SimpleNamespace())  # as in a client
+    monkeypatch.delattr(kept_state.global_worker, "gcs_client", raising=False)  # as in a client
+    model = {"name": "a", "checkpoint": str(tmp_path), "load": runs.load, "slo": 1.0, "rate": 1.0}
     with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
-        serve("run", runs.load, 1.0)
-    # Seen: a service of several models of a file in "/" had no name, and was refused for that.
-    monkeypatch.setattr(service.kept_state, "can_keep", lambda: True)
-    monkeypatch.setattr(service, "known", lambda: [running_services.RunningService("models", "bert")])
-    placed = SimpleNamespace(models=[SimpleNamespace(slo=1.0)])
-    monkeypatch.setattr(service, "_placing", lambda *given: (placed, [], "/"))
-    with pytest.raises(FluidTuneError, match="'models' already, of user bert"):
-        serve(models="models.toml", user="anna")
+        serve(models=[model])
+
+
+ANNAS, BERTS, OTHER = (RunningService(*one) for one in (("digits", "anna"), ("faces", "bert"), ("digits", "bert")))
 
 
 @pytest.mark.parametrize(
@@ -67,26 +73,22 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
     [
         (TimeoutError(), "^the front did not start: TimeoutError$"),
         (RuntimeError("no\nsuch thing"), "^the front did not start: such thing$"),
-        ([running_services.RunningService("digits", "bert")], "'digits' already, of user bert; give another name"),
+        ([{"name": OTHER.actor, "namespace": "fluidtune"}], "'digits' already, of user bert; give another name"),
     ],
 )
-def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monkeypatch, seen, said):
+def test_what_is_said_of_a_start_that_fails_is_one_line_and_nothing_is_left(monkeypatch, kept, seen, said):
     """Of what is seen by the second look at the services: an error, or another user's service that began meanwhile."""
-    kept: dict[str, bytes] = {}
-    stopped: list[running_services.RunningService] = []
-    monkeypatch.setattr(service.kept_state, "keep", kept.__setitem__)
-    monkeypatch.setattr(service.kept_state, "forget", kept.pop)
+    stopped = Mock(side_effect=ValueError)
     monkeypatch.setattr(ray, "remote", Mock())
-    monkeypatch.setattr(service, "known", Mock(side_effect=[[], seen]))
-    monkeypatch.setattr(running_services.RunningService, "stop", lambda one: stopped.append(one))
-    one = running_services.RunningService("digits", "anna")
+    monkeypatch.setattr(ray, "get_actor", stopped)
+    monkeypatch.setattr(ray.util, "list_named_actors", Mock(side_effect=[[], seen]))
     with pytest.raises(FluidTuneError, match=said):
-        service._start(SimpleNamespace(known=one))
-    assert not kept and stopped == [one]
+        service._start(SimpleNamespace(known=ANNAS))
+    assert not kept and stopped.call_args.args == (ANNAS.actor,)
 
 
 GIVEN = {"results": "run", "load": runs.load, "slo": 1.0}
-BESIDE = GIVEN | {"beside": True}
+BESIDE, SEVERAL = GIVEN | {"beside": True}, {"models": "none.toml"}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,9 @@ BESIDE = GIVEN | {"beside": True}
         (GIVEN | {"name": "a/b"}, "name is 'a/b', expected printable characters without '/'"),
         (GIVEN | {"memory": 1.0}, "memory is 1.0, and is for several models"),
         (GIVEN | {"host": "0.0.0.0"}, "other machines reach host '0.0.0.0': give a token, or no_token"),
+        (GIVEN | {"follow": 0.0}, "follow is 0.0, expected seconds between two looks"),
+        (GIVEN | {"follow": 1.0, "top": 2}, "follow is for the best trial alone, and top is 2"),
+        (GIVEN | {"follow": 1.0}, "does not tell by which metric its trials are ranked"),
         (GIVEN | {"devices": "tpu:1"}, "devices='tpu:1' is not a device setting"),
         (GIVEN | {"devices": "emulated:2"}, "devices='emulated:2' compute nothing, so they cannot answer"),
         (GIVEN | {"devices": "cpu:3", "stages": 2}, "devices='cpu:3' are 3 processes; give a multiple of the 2 stages"),
@@ -118,6 +123,12 @@ BESIDE = GIVEN | {"beside": True}
         (GIVEN | {"stages": 2, "arbiter": "auto"}, "on processes of its own; leave out arbiter (--shared)"),
         (BESIDE | {"arbiter": "auto"}, 'beside=True shares one core by turns, and arbiter="auto" leases whole ones'),
         (BESIDE | {"devices": "cpu:2"}, "beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"),
+        (SEVERAL | {"follow": 1.0}, "models and follow do not go together: it is for the trials of one run"),
+        (SEVERAL | {"arbiter": "auto"}, "models and arbiter (--shared) do not go together: several models share no le"),
+        (SEVERAL | {"top": 2}, "models and top do not go together"),
+        (SEVERAL | {"stages": 2}, "models and stages do not go together"),
+        (SEVERAL | {"memory": 0.0}, "memory is 0.0, expected a number above 0"),
+        (SEVERAL | {"memory": True}, "memory is True, expected a number above 0"),
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"], "leases whole ones: choose one"),
@@ -132,7 +143,6 @@ def test_what_is_wrong_is_said_before_anything_connects_to_ray(monkeypatch, give
     monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     for name in ("init", "is_initialized"):
         monkeypatch.setattr(ray, name, lambda *given, **named: pytest.fail("it connects to Ray"))
-    monkeypatch.setattr(service, "join", ray.init)
     with pytest.raises(FluidTuneError) as refused:
         if isinstance(given, dict):
             serve(**given)
@@ -184,6 +194,11 @@ def test_the_status_in_words():
     assert (lines[4], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**FOUND, "app": "run-served", "devices_wanted": 2, "trials": []}
     assert "2 leased devices with 1 of 2 processes" in status_text(leased)
+    stages = [Stage(0, 2, 0.0125, 3_000_000, 4096)._asdict(), Stage(2, 5, 0.01, 1_000_000, 12)._asdict()]
+    assert status_text({**FOUND, "trials": [], "stages": [stages]}).splitlines()[-2:] == [
+        "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
+        "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
+    ]
     # Seen: a KeyError, as the service was started by an earlier revision, which counts no loads.
     earlier = {"devices": {"0": ["a"]}, "phase": "settled", "why": "it starts"}
     assert status_text({**FOUND, "placement": earlier, "trials": []}).endswith("\n  device 0: a\n  settled: it starts")
@@ -192,8 +207,23 @@ def test_the_status_in_words():
 NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"
 
 
-@pytest.mark.parametrize("command", ["status", "deploy", "rollback", "start"])
-def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
+@pytest.fixture
+def prints(monkeypatch):
+    """What the command prints that finds or starts this service."""
+
+    def run(served, *words):
+        monkeypatch.setattr(serve_words, "connect", lambda address: None)
+        monkeypatch.setattr(running_services, "find", lambda *given: served)
+        monkeypatch.setattr(service, "serve", lambda *given, **named: served)
+        done = CliRunner().invoke(cli, ["serve", *words])
+        assert done.exit_code == 0, done.exception
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["status", "deploy run", "rollback", f"start run --load {HERE}:load --slo 1"])
+def test_names_and_errors_of_a_service_are_shown_as_they_are(prints, command):
     """Seen: a model's name or error could clear the terminal, or add a line."""
     trial = TRIAL | dict.fromkeys(("trial", "state", "why", "batching"), NAME) | {"requests": {NAME: 1}}
     placement = {"devices": {"0": [NAME]}, "loads": {NAME: 1}, "phase": NAME, "why": NAME}
@@ -201,14 +231,16 @@ def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, comman
     found |= {"placement": placement, "trials": [trial], "log": None}
     served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found, name=NAME)
     served.deploy, served.rollback = lambda run, **asked: trial, lambda: None
-    monkeypatch.setattr(serve_words, "connect", lambda address: None)
-    monkeypatch.setattr(running_services, "find", lambda *given: served)
-    monkeypatch.setattr(service, "serve", lambda *given, **named: served)
-    words = {"deploy": ["run"], "start": ["run", "--load", f"{HERE}:load", "--slo", "1"]}.get(command, [])
-    done = CliRunner().invoke(cli, ["serve", command, *words])
-    assert done.exit_code == 0, done.exception
-    assert SHOWN in done.stdout and not set("\x1b\x9b\ud83d") & set(done.stdout)
-    assert not any(line.startswith("  it is fine") for line in done.stdout.splitlines())
+    said = prints(served, *command.split())
+    assert SHOWN in said and not set("\x1b\x9b\ud83d") & set(said)
+    assert not any(line.startswith("  it is fine") for line in said.splitlines())
+
+
+def test_what_is_printed_acts_on_the_same_service(prints):
+    """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
+    served = SimpleNamespace(name="two digits", promote=lambda: None)
+    said = prints(served, "--user", "anna", "promote")
+    assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
 
 
 @pytest.fixture
@@ -221,7 +253,6 @@ def cluster(monkeypatch):
     return found
 
 
-ONE = running_services.RunningService("digits", "anna")
 CPU, GPU = DeviceSpec("cpu"), DeviceSpec("gpu", 2)
 
 
@@ -239,27 +270,98 @@ def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased
     cluster.unit = unit
     if isinstance(leased, str):
         with pytest.raises(FluidTuneError, match=leased):
-            service._leasing(devices, ONE)
+            service._leasing(devices, ANNAS)
     else:
-        found = service._leasing(devices, ONE)
+        found = service._leasing(devices, ANNAS)
         assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
 
 
 def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
-        service._leasing(GPU, ONE)
-
-
-def test_what_is_printed_acts_on_the_same_service(monkeypatch):
-    """Seen: pasted, `fluidtune serve rollback` was of another service, or of none."""
-    served = SimpleNamespace(name="two digits", promote=lambda: None)
-    monkeypatch.setattr(serve_words, "connect", lambda address: None)
-    monkeypatch.setattr(running_services, "find", lambda *given: served)
-    said = CliRunner().invoke(cli, ["serve", "--user", "anna", "promote"]).stdout
-    assert said.endswith(": fluidtune serve --user anna rollback --name 'two digits'\n")
+        service._leasing(GPU, ANNAS)
 
 
 def test_a_trial_that_is_named_is_not_ranked():
     found = CliRunner().invoke(cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
     assert isinstance(found.exception, FluidTuneError) and "--mode max ranks trials" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "user", "changes", "found"),
+    [
+        ([ANNAS, BERTS], None, "anna", True, ANNAS),
+        ([ANNAS], None, "bert", False, ANNAS),
+        ([ANNAS, BERTS], "faces", "anna", False, BERTS),
+        ([], None, "anna", False, "nothing is served in this Ray cluster; start it with: fluidtune serve start"),
+        ([ANNAS], "face", "anna", False, r"has no service 'face'; it has digits \(user anna\)"),
+        ([ANNAS, BERTS], None, "carl", False, r"several services; give .* digits \(user anna\), faces \(user bert\)"),
+        ([ANNAS], None, "bert", True, "service 'digits' is of user anna, and you are bert; .* serve --user anna"),
+    ],
+)
+def test_which_service_is_meant(there, name, user, changes, found):
+    if isinstance(found, RunningService):
+        assert chosen(there, name, user, changes) == found
+    else:
+        with pytest.raises(FluidTuneError, match=found):
+            chosen(there, name, user, changes)
+
+
+def test_actors_of_other_names_are_no_services(monkeypatch):
+    """Seen: the front of an older version, which is called "serving", made every command a traceback."""
+    named = [{"name": name, "namespace": "fluidtune"} for name in ("serving", "arbiter", ANNAS.actor)]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: named)
+    assert known() == [ANNAS]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (ANNAS, "of user anna; .* or end that one first: fluidtune serve --user anna stop --name digits$"),
+        (OTHER, r"'digits' already, of user anna; give another name \(--name\)$"),
+        (RunningService("a/b", "bert"), "name is 'a/b', expected printable characters without '/'"),
+    ],
+)
+def test_a_name_that_a_service_cannot_have(one, said):
+    with pytest.raises(FluidTuneError, match=said):
+        check_name(one, [ANNAS, BERTS])
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "alone"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/", True),
+        ("localhost", "http://127.0.0.1:8000/", True),
+        ("0.0.0.0", "http://127.0.0.1:8000/", False),
+        ("::1", "http://[::1]:8000/", True),
+        ("::", "http://127.0.0.1:8000/", False),
+        ("head.example", "http://head.example:8000/", False),
+    ],
+)
+def test_the_url_of_a_host_and_whether_others_reach_it(host, url, alone):
+    assert url_of(host, 8000) == url and is_of_this_machine(host) == alone
+    # Seen: of a service on "::" other machines were told [::1].
+    assert url_of(host, 8000, "fd00::7") == ("http://[fd00::7]:8000/" if host in ("::", "0.0.0.0") else url)
+    assert httpx.URL(url_of(host, 8000)).port == 8000
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_host_of_ipv6_is_tried_as_one(monkeypatch, host, family):
+    """Seen: `fluidtune serve start --host ::1` was always refused."""
+    tried = []
+
+    def create_server(address, *, family=socket.AF_INET, **given):
+        tried.append(family)
+        raise OSError(errno.EADDRINUSE, "taken")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    with pytest.raises(FluidTuneError, match=f"port 8000 of {host} is taken"):
+        service._check_port(host, 8000)
+    assert tried == [family]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_what_listens_is_reached_at_the_url(host):
+    with listening(host, 0) as opened:
+        url = httpx.URL(url_of(host, opened.getsockname()[1]))
+        socket.create_connection((url.host, url.port)).close()

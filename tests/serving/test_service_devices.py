@@ -1,4 +1,4 @@
-"""Devices that come and go, without Ray: stand-ins of the tenant and of model processes, and a real server."""
+"""The devices of a service, without Ray: how they come and go, with a real server, and the processes of each."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 
-from fluidtune.serving import service_devices
+from fluidtune.serving import device as device_module
+from fluidtune.serving import rollouts, service_devices
 from fluidtune.serving.device import Device
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_leases import Leasing, ModelLeases
 from fluidtune.serving.service_devices import Devices, OwnDevices
-from symphony_serve.delays import Delays
-from symphony_serve.errors import ServeError
-from symphony_serve.model_side import EAGER, Model
-from symphony_serve.profiles import Profile
+from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.async_server import AsyncServer
 from tests.serve.driving import PATIENCE_S, reached
-from tests.serving import stand_ins
+from tests.serve.stand_ins import quick
 from tests.serving.fake_ray import loading
-from tests.serving.stand_ins import FakeProcess
+from tests.serving.stand_ins import FakeProcess, device
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
@@ -29,23 +28,18 @@ from themis_bridge.agent import Gained, Leave, Lost
 SAMPLES = {"t": Samples([1], [1])}
 
 
-def model(name):
-    return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, policy=EAGER, delays=Delays(jitter=30.0))
-
-
 class Service:
-    """Leases with stand-ins; ``wanted`` is what the load wants. The test steps, and no task.
+    """Three leases at most, with stand-ins; ``wanted`` is what the load wants. The test steps, and no task.
 
     loads: of a process that begins to load, see `FakeProcess`. started: the devices, in their order; groups, numbers:
     what each was started with.
     """
 
-    def __init__(self, monkeypatch, most=None):
-        monkeypatch.setattr(service_devices, "LOOK_S", 0.001)
+    def __init__(self, monkeypatch):
         monkeypatch.setattr(service_devices, "PAUSE_S", 0.001)
         self.now, self.wanted, self.told, self.loads, self.server = 0.0, 1, [], True, None
         self.started, self.processes, self.groups, self.numbers = [], [], [], []
-        source = ModelLeases(Leasing("run-served", "anna", "GPU", most), self.tell, FakeTenant)
+        source = ModelLeases(Leasing("run-served", "anna", "GPU", 3), self.tell, FakeTenant)
         self.leases = Devices(source, self.start, lambda number: {"t": loading("t")}, lambda: self.now)
         self.tenant = source._tenant
         self.leases._task = asyncio.get_running_loop().create_future()
@@ -79,7 +73,7 @@ class Service:
     def take(self, found):
         """A server is made with the devices of `first`."""
         held = {number: device.models for number, device in found.devices.items()}
-        self.server = AsyncServer([model("t")], found.devices, None, held)
+        self.server = AsyncServer([quick("t")], found.devices, None, held)
         self.leases.serve(self.server, lambda: self.wanted)
 
     async def running(self, value):
@@ -127,15 +121,6 @@ async def test_the_first_lease_is_waited_for_and_its_models(service):
     assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
 
 
-async def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):
-    service = Service(monkeypatch, most=2)
-    await service.step(Gained(gpu(0), 1))
-    service.take(await service.leases.first())
-    service.wanted = 5
-    assert service.leases.wanted == 2
-    await service.close()
-
-
 async def test_a_lease_that_comes_while_requests_wait_takes_them(served):
     served.wanted = 2
     behind = [await served.running(value) for value in range(6)]
@@ -167,26 +152,21 @@ async def test_a_batch_that_outlasts_its_lease_runs_on_the_next_device(served):
     assert await running == "t1"
 
 
-async def test_the_last_lease_is_lost_and_another_one_comes(served):
+@pytest.mark.parametrize("ends", [True, False])
+async def test_the_last_lease_is_lost_and_another_one_comes_whether_what_ran_there_ends_or_not(served, ends):
     running = await served.running(1)
     await served.step(Lost(gpu(0), 1))
-    served.processes[0].go.set()
+    if ends:
+        served.processes[0].go.set()
     assert (served.leases.count, served.leases.waits) == (0, "waiting for a lease of a GPU")
     assert served.tenant.left == [], "the arbiter knows"
     await served.step(Gained(gpu(0), 2))
     await served.until(lambda: served.leases.count == 1)
-    assert await running == "t1"
-    assert served.told == [("device_gained", 0), ("device_lost", 0), ("device_gained", served.numbers[1])]
-
-
-async def test_a_device_whose_end_takes_long_keeps_nobody_waiting(served):
-    running = await served.running(1)
-    await served.step(Lost(gpu(0), 1), Gained(gpu(0), 2))
-    await served.until(lambda: served.leases.count == 1)
     assert await served.server.ask("t", 4) == "t4"
-    assert served.numbers[1] == 1 and not running.done()
+    assert ends or (served.numbers[1] == 1 and not running.done())
     served.processes[0].go.set()
     assert await running == "t1"
+    assert served.told == [("device_gained", 0), ("device_lost", 0), ("device_gained", served.numbers[1])]
 
 
 async def test_a_lease_that_came_and_went_at_once_leaves_nothing(served):
@@ -201,7 +181,8 @@ async def test_a_lease_that_is_recalled_while_its_models_load_is_given_back_at_o
 
 
 async def test_devices_that_the_load_does_not_want_go_by_their_numbers_except_the_last(served):
-    served.wanted = 3
+    served.wanted = 5
+    assert served.leases.wanted == 3, "the user allows no more"
     await served.step(Gained(gpu(1), 2), Gained(gpu(2), 3))
     await served.until(lambda: served.leases.count == 3)
     served.wanted = 1
@@ -285,12 +266,12 @@ async def test_own_devices_come_at_once_and_all_of_them_are_waited_for(monkeypat
             raise failing[0]
 
     context = SimpleNamespace(get_actor_id=lambda: "front")
-    monkeypatch.setattr(service_devices, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(service_devices, "get_placement_group", held)
     made = []
     devices = Devices(
         OwnDevices(2, {"CPU": 1.0}),
-        lambda *given: made.append(stand_ins.device(False)) or made[-1],
+        lambda *given: made.append(device(False)) or made[-1],
         lambda number: {"t": loading("t")},
     )
     with pytest.raises(ServeError, match="the GCS is away"):
@@ -315,9 +296,9 @@ async def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_
     leases = ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, FakeTenant)
     leases._tenant.notices = [Gained(gpu(0), 1)]
     desired = {name: loading(name) for name in models}
-    devices = Devices(own if source == "own" else leases, lambda *given: stand_ins.device(), lambda number: desired)
+    devices = Devices(own if source == "own" else leases, lambda *given: device(), lambda number: desired)
     (one,) = (await devices.first()).devices.values()
-    async with AsyncServer([*map(model, models)], {0: one}, None, {0: one.models}) as server:
+    async with AsyncServer([*map(quick, models)], {0: one}, None, {0: one.models}) as server:
         devices.serve(server, lambda: 1)
         one.processes["t"].mortal = True
         waits = server.ask("t", 1)
@@ -330,3 +311,145 @@ async def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_
         one.processes["t"].loads()
         assert await waits == "t1"
     await devices.close()
+
+
+# One device and its processes: whose turn it is, and what is left when one is lost.
+
+BOTH = {"a": loading("a"), "b@2": loading("b@2")}
+
+
+@pytest.fixture
+async def two():
+    """A device that has two models, and their processes."""
+    made = device()
+    made.want(BOTH)
+    assert made.loaded and made.models == {"a", "b@2"}
+    yield made, *made.processes.values()
+    made.stop()
+    assert made.pids == [] and made.processes == {}
+
+
+async def test_a_device_has_the_processes_that_are_wanted_and_no_other_one(two):
+    made, first, second = two
+    made.changed = lambda: pytest.fail("nothing has changed")  # Seen: the server was told five times a second.
+    made.want(BOTH)
+    made.changed = lambda: None
+    made.want({"b@2": BOTH["b@2"], "c@3": loading("c@3")})
+    assert (first.stopped, list(made.processes)) == (True, ["b@2", "c@3"])
+    assert made.processes["b@2"] is second, "what runs goes on"
+    with pytest.raises(DeviceLost, match="the process of model a was ended"):  # Seen: what waited for it got 500.
+        await made.run("a", [1])
+    made.stop()
+    made.want(BOTH)
+    assert made.processes == {}, "it is over"
+
+
+async def test_one_batch_runs_at_a_time_whichever_model_has_it(two):
+    made, first, _ = two
+    first.go.clear()
+    running = asyncio.ensure_future(made.run("a", [1]))
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(ask("b@2", [2])) for ask in (made.measure, made.run)]
+    await asyncio.sleep(0.01)
+    assert not any(other.done() for other in others)
+    assert (await asyncio.wait_for(made.measure("b@2", [1], turn=False), PATIENCE_S)).outputs == ["b@21"]
+    first.go.set()
+    assert await running == (["a1"], 0.5)
+    for other in others:
+        outputs, waited = await other
+        assert outputs == ["b@22"] and waited > 0.5  # Its turn was waited for, and that is no time of the batch.
+
+
+@pytest.mark.parametrize("how", ["a batch ends it", "it dies while it is idle"])
+async def test_a_model_whose_process_is_lost_is_gone_from_the_device_and_the_others_answer(two, how):
+    made, _, second = two
+    second.mortal, seen = True, []
+    made.changed = lambda: seen.append(made.models)
+    if how == "a batch ends it":
+        with pytest.raises(DeviceLost) as lost:
+            await made.run("b@2", [1])
+        assert await lost.value.back(), "the device goes on with what it has"
+    else:
+        await made.check()
+    assert (made.models, seen[-1], made.lost) == ({"a"}, {"a"}, False)
+    assert (await made.run("a", [1])).outputs == ["a1"]
+    second.mortal = False
+    second.loads()
+    assert seen[-1] == {"a", "b@2"} and (await made.run("b@2", [1])).outputs == ["b@21"]
+
+
+async def test_a_device_is_lost_with_its_last_process_until_one_is_ready(two):
+    made, first, second = two
+    first.mortal = second.mortal = True
+    with pytest.raises(DeviceLost) as lost:
+        await made.check()
+    assert made.lost and not await lost.value.back()
+    with pytest.raises(DeviceLost):
+        await made.run("a", [1])
+    back = asyncio.ensure_future(lost.value.back())
+    await asyncio.sleep(0)
+    second.loads()
+    assert await back and made.models == {"b@2"}
+
+
+async def test_a_model_that_leaves_gets_no_batch_and_keeps_its_process(two):
+    made, first, _ = two
+    made.leave("a")
+    assert (made.models, first.stopped, made.lost) == ({"b@2"}, False, False)
+    made.leave("b@2")
+    assert made.models == frozenset() and not made.lost
+    await made.check()
+    made.want({})
+    made.want(BOTH)
+    assert made.models == {"a", "b@2"}
+
+
+@pytest.mark.parametrize("ends", ["it is back", "it does not load", "it is not wanted"])
+async def test_a_process_that_is_lost_while_it_is_measured_is_waited_for_unless_it_does_not_come_back(two, ends):
+    made, _, second = two
+    second.mortal = True
+    with pytest.raises(DeviceLost, match="killed") as lost:
+        await made.measure("b@2", [1])
+    assert not await lost.value.back()
+    second.mortal = False
+    if ends == "it is back":
+        second.loads()
+        assert await lost.value.back() and (await made.measure("b@2", [1])).outputs == ["b@21"]
+        return
+    second.fails("no weights") if ends == "it does not load" else made.want({"a": BOTH["a"]})
+    with pytest.raises(ServeError, match="no weights" if ends == "it does not load" else "its process was ended"):
+        await lost.value.back()
+
+
+@pytest.mark.serve
+async def test_a_batch_that_takes_too_long_while_a_version_is_measured_holds_nobody_up(two, monkeypatch):
+    """Seen: a version whose batch of 2 never ends stopped the one that serves for a minute, twice."""
+    now = [0.0]
+    for module in (rollouts, device_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made, _, second = two
+    measured = rollouts._in_turns(made, "b@2", 1.0)
+
+    async def takes_a_turn(seconds):
+        """Whether a batch of 2 does, which takes these seconds beside the half one that its process waits."""
+        second.go.clear()
+        running = asyncio.ensure_future(measured([1, 2]))
+        await asyncio.sleep(0)
+        other = asyncio.ensure_future(made.run("a", [1]))
+        await asyncio.sleep(0.01)
+        turn, now[0] = not other.done(), now[0] + seconds + 0.5
+        second.go.set()
+        await running
+        await other
+        return turn
+
+    for _ in range(3):
+        assert not await takes_a_turn(1.1)
+    # What is set up at a first run is no time of the batch.
+    assert not await takes_a_turn(0.9) and await takes_a_turn(0.9)
+    second.mortal = True
+    with pytest.raises(DeviceLost):
+        await measured([1, 2])
+    second.mortal = False
+    second.loads()
+    assert not await takes_a_turn(0.9)

@@ -1,9 +1,10 @@
-"""A service and other jobs that share a real Ray cluster of two CPUs through the real arbiter."""
+"""A service and other jobs that share a real Ray cluster of two CPUs through the real arbiter, or one CPU by turns."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 
@@ -12,11 +13,15 @@ from ray import tune
 
 import fluidtune
 from benchmarks.common import free_ports
+from fluidtune.cluster.sharing.beside import LANE, Turn
 from fluidtune.report import read_events
+from salus_share.seat_table import SeatTable, home
+from salus_share.turns import INSIDE
 from tests.faults.serving import Clients, until
 from tests.serving import runs
 from tests.serving.asking import ask
 from tests.serving.runs import load
+from tests.tune.running import forks_ready
 from themis_bridge import JobInfo
 from themis_bridge.fairness import kinds_of
 from themis_bridge.messages import Report
@@ -57,6 +62,72 @@ def logged(finished):
 def held(app):
     """How many leases an app holds by the arbiter's word."""
     return len(control.status()["apps"].get(app, {"leases": ()})["leases"])
+
+
+@pytest.fixture
+def lane():
+    """The usual lane; its files are removed."""
+    yield home(LANE)
+    shutil.rmtree(home(LANE))
+
+
+def inside(name):
+    """Whether a process of that name has its turn now."""
+    table = SeatTable(home(LANE))
+    with table.lock():
+        return any(seat.state == INSIDE and seat.name.startswith(name) for seat in table.seats())
+
+
+def train_beside(config):
+    for _ in range(2):
+        tune.report({"turn": inside(tune.get_context().get_trial_id()), "service": inside("service")})
+
+
+def test_each_iteration_of_a_search_beside_a_service_is_a_turn_in_the_lane_of_the_service(one_ray, lane, tmp_path):
+    one_ray.use(num_cpus=1)
+    forks_ready()
+    service = Turn("service", served=True)
+    with service.taken():
+        pass
+    tuner = fluidtune.Tuner(
+        train_beside,
+        param_space={"number": tune.grid_search([1, 2])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path)),
+        executor=fluidtune.FluidExecutor(devices="cpu:1", beside=True),
+    )
+    results = tuner.fit()
+    service.leave()
+    assert [(one.metrics["turn"], one.metrics["service"]) for one in results] == [(True, False)] * 2
+
+
+def load_slow(directory, config):
+    """Each input takes half a second."""
+    multiply = load(directory, config)
+
+    def slow(numbers):
+        time.sleep(0.5 * len(numbers))
+        return multiply(numbers)
+
+    slow.samples = [1]
+    return slow
+
+
+@pytest.mark.newest
+def test_a_load_beyond_one_device_gets_another_one(finished):
+    """`Clients` are four, and one device answers three of them within the SLO at most. The service has both CPUs."""
+    control.start("CPU", notice_s=4.0, pace_s=0.5)
+    port = free_ports(1)[0]
+    try:
+        with fluidtune.serve(finished, load_slow, 1.8, max_batch=1, arbiter="auto", port=port) as served:
+            asking = Clients(port)
+            try:
+                until(lambda: served.status()["devices"] == 2, "a second device")
+            finally:
+                became = asking.end()
+    finally:
+        control.stop()
+    assert set(became) == {"answered", "refused"}
+    assert max(event["wanted"] for event in logged(finished) if event["event"] == "devices_wanted") > 1
 
 
 def train(config):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,40 +27,23 @@ from tests.serve.driving import PATIENCE_S
 MODELS = {name: (Profile.from_seconds([0.01]), 0.1) for name in "ab"}
 
 
-class Published:
-    """Stands for the gauges: keeps what it was told."""
-
-    def __init__(self):
-        self.spans, self.wanted = [], []
-
-    def set(self, span, wanted):
-        self.spans.append(span)
-        self.wanted.append(wanted)
-
-
-class Advice(Autoscaler):
-    """Wants three devices after the first sample, and keeps the samples."""
-
-    def __init__(self):
-        super().__init__(MODELS)
-        self.samples = []
-
-    def add(self, sample):
-        self.samples.append(sample)
-        return 3 if len(self.samples) == 1 else sample.gpus
-
-
 class Watched:
-    """What the front counts of models a and b on two devices. kept: how often their times were found to be kept."""
+    """What the front counts of models a and b on two devices. keep: is called when their times are to be kept.
+
+    advice: three devices after the first sample, and then those that there are.
+    """
 
     def __init__(self, directory):
-        self.now, self.devices, self.kept, self.directory = 1000.0, 2, 0, directory
-        self.published, self.advice, self.log = Published(), Advice(), ServingLog(directory)
+        self.now, self.devices, self.directory = 1000.0, 2, directory
+        self.published, self.keep, self.log = Mock(), Mock(), ServingLog(directory)
+        self.advice = Mock(side_effect=lambda sample: 3 if self.advice.call_count == 1 else sample.gpus)
         self.books = Books(["a", "b"], lambda: self.now)
-        self.watch = Watch(self.books, self.log, self.published, lambda: self.devices, self.advice, self.keep)
+        scaler = SimpleNamespace(add=self.advice)
+        self.watch = Watch(self.books, self.log, self.published, lambda: self.devices, scaler, self.keep)
 
-    def keep(self):
-        self.kept += 1
+    @property
+    def samples(self):
+        return [call.args[0] for call in self.advice.call_args_list]
 
     def look(self, seconds=1.0):
         self.now += seconds
@@ -104,7 +89,7 @@ def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(w
         books.count("a", what, hurried.get(what, 0), hurried=True)
     for _ in range(LOOKS):
         watched.look()
-    assert watched.kept == calm
+    assert watched.keep.call_count == calm
 
 
 def test_gauges_have_what_happened_since_the_last_look(watched, books):
@@ -115,7 +100,7 @@ def test_gauges_have_what_happened_since_the_last_look(watched, books):
     books.count("a", "answered")
     books.count("b", "refused: late")
     watched.look()
-    first, second = watched.published.spans
+    first, second = [call.args[0] for call in watched.published.set.call_args_list]
     assert (first.seconds, first.requests["a"]["answered"], dict(first.batches["a"])) == (2.0, 3, {3: 1})
     assert (first.waited["a"], first.busy) == (0.6, 0.25)
     assert (second.requests["a"]["answered"], second.requests["b"]["refused: late"], second.busy) == (1, 1, 0.0)
@@ -134,9 +119,9 @@ def test_each_line_of_the_log_counts_everything_once(watched, books):
     assert sum(event["requests"]["a"]["answered"] for event in served) == 2 * LOOKS + 3
     assert sum(event["batches"]["a"]["1"] for event in served) == 2 * LOOKS + 3
     # What a model fails with says nothing about the number of devices.
-    assert watched.advice.samples[0].offered == {"a": LOOKS, "b": LOOKS / 2}
+    assert watched.samples[0].offered == {"a": LOOKS, "b": LOOKS / 2}
     assert [event["wanted"] for event in watched.events("devices_wanted")] == [3, 2]
-    assert set(watched.published.wanted[LOOKS : 2 * LOOKS - 1]) == {3}
+    assert {call.args[1] for call in watched.published.set.call_args_list[LOOKS : 2 * LOOKS - 1]} == {3}
 
 
 def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(watched, books):
@@ -148,7 +133,7 @@ def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(watche
         seen.append(watched.watch.wanted)
     # What was seen while the number changed is no sample. None of the others but the first wants another number.
     assert seen == [3, 3, 3, 3, 1]
-    samples = watched.advice.samples
+    samples = watched.samples
     assert [one.gpus for one in samples] == [2, 3, 0]
     assert samples[0].offered == {"a": LOOKS, "b": 0} and samples[0].good == 0
     assert [event["devices"] for event in watched.events("served")] == [2, 3, 3, 0, 0]

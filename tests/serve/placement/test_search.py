@@ -1,6 +1,7 @@
-"""Which models stand in which groups, and how GPUs become groups."""
+"""How layers are cut into stages, how GPUs become groups, and which models stand in which groups."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from symphony_serve.placement import selection
 from symphony_serve.placement.arrivals import gamma_arrivals, merged
 from symphony_serve.placement.search import LeastGpus, Search, groupings, splits_of
 from symphony_serve.placement.selection import evaluate, fast_greedy
-from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
+from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
+from symphony_serve.placement.stages import cut_layers
 
 ONE, TWO = Shape(1, 1), Shape(1, 2)
 
@@ -155,3 +157,42 @@ def test_arrivals_have_their_rate_and_cv(rate, cv):
     # Four standard deviations of the mean of this many gaps.
     assert len(found) / 5000 == pytest.approx(rate, rel=4 * cv / len(found) ** 0.5) and found[-1] < 5000
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-6) and (gaps >= 0).all()
+
+
+def test_the_specification_s_example():
+    layers = [4, 1, 1, 1, 1, 4]
+    assert [sum(layers[at] for at in part) for part in cut_layers(layers, 2)] == [6, 6]
+    assert cut_layers(layers, 3) == [range(0, 1), range(1, 5), range(5, 6)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8), st.data())
+def test_no_other_cut_whose_stages_have_room_is_better(layers, data):
+    seconds, weights = zip(*layers, strict=True)
+    stages, room = data.draw(st.integers(1, len(layers))), data.draw(st.integers(0, 30) | st.just(math.inf))
+
+    def sums(starts, values):
+        return [sum(values[first:end]) for first, end in itertools.pairwise((*starts, len(layers)))]
+
+    def order(starts):
+        found = sums(starts, seconds)
+        return max(found), sum(one**2 for one in found), starts
+
+    cuts = [(0, *inner) for inner in itertools.combinations(range(1, len(layers)), stages - 1)]
+    fitting = [order(starts) for starts in cuts if max(sums(starts, weights)) <= room]
+    if not fitting:
+        with pytest.raises(ServeError, match=r"do not fit into .* stages of .* GiB each; give more"):
+            cut_layers(seconds, stages, weights, room)
+    else:
+        assert order(tuple(part.start for part in cut_layers(seconds, stages, weights, room))) == min(fitting)
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(ServeError, match="2 layers are to be cut into 3 stages; give 1 to 2"):
+        cut_layers([1.0, 1.0], 3)
+
+
+def test_a_model_is_cut_into_as_many_stages_as_it_has_layers_for():
+    cuts = cuts_of_layers([0.1, 0.1, 0.2, 0.4, 0.1], [1, 2, 3, 4, 5], hop=0.01)
+    assert sorted(cuts) == [(1, 1), (1, 2), (1, 4)]
+    assert cuts[Shape(1, 2)].seconds == pytest.approx((0.4, 0.5))
+    assert cuts[Shape(1, 2)].bytes == 9 and cuts[Shape(1, 2)].latency == pytest.approx(0.91)

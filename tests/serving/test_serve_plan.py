@@ -1,15 +1,102 @@
-"""`fluidtune serve plan --models`: a file of models, and where they are to stand, without Ray."""
+"""`fluidtune serve plan`, without Ray: devices by rate and SLO, and where the models of a file are to stand."""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from fluidtune.cli import cli
-from fluidtune.serving import model_placement
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving import capacity, model_placement
 from symphony_serve.profiles import Profile, profiles_to_json
+
+#: l(b) = b + 5 ms.
+FIGURE_4 = Profile.linear(0.001, 0.005, 32)
+
+
+@pytest.fixture
+def profiles(tmp_path):
+    """The directory of a run that was served."""
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving" / "profiles.json").write_text(profiles_to_json({"t": FIGURE_4}, "somewhere", {"t": 0.002}))
+    return tmp_path
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Run the command with these words, without Ray: what it says, also if that is an error."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    def run(*words):
+        done = CliRunner().invoke(cli, ["serve", "plan", *words])
+        if isinstance(done.exception, FluidTuneError):
+            assert "\n" not in str(done.exception)
+            return str(done.exception)
+        assert done.exception is None, done.exception
+        return done.output
+
+    return run
+
+
+@pytest.mark.slow
+def test_more_requests_need_more_devices(profiles):
+    models = capacity.models_of(str(profiles), 0.05, "deferred")
+    needed = [capacity.devices_for(models, rate)[0] for rate in (100.0, 2000.0, 4000.0)]
+    assert needed == sorted(set(needed)) and needed[0] == 1
+    # A device that does nothing but the largest batch in time bears 32 requests in 37 ms.
+    assert needed[2] >= 4000 * 0.037 / 32
+    enough, one_less = (capacity.bad_rate(models, count, 4000.0) for count in (needed[2], needed[2] - 1))
+    assert enough <= 0.01 < one_less
+
+
+def test_the_delays_that_were_measured_count(profiles):
+    (model,) = capacity.models_of(str(profiles), 0.05, "eager")
+    assert model.delays.margin == 0.002
+    with pytest.raises(
+        FluidTuneError, match=r"has an SLO of 0.007 s, but a batch of 1 takes 0.006 s and the network 0.002"
+    ):
+        capacity.models_of(str(profiles), 0.007, "eager")
+
+
+def test_the_number_of_devices(profiles, planned):
+    said = planned(str(profiles), "--rate", "300", "--slo", "0.05")
+    assert "1 device is needed for 300 requests/s with an SLO of 50 ms.\nThen 0." in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("nowhere", 0.1, "eager"), "there are no profiles at 'nowhere'; serve the run once"),
+        (("profiles", 0.1, "soon"), "starts is 'soon', expected deferred or eager"),
+    ],
+)
+def test_what_cannot_be_planned(given, said):
+    with pytest.raises(FluidTuneError, match=said):
+        capacity.models_of(*given)
+
+
+def test_services_of_other_names_are_named(profiles):
+    (profiles / "serving").rename(profiles / "serving-digits")
+    with pytest.raises(FluidTuneError, match=r"/serving/profiles.json'; give one of .*/serving-digits$"):
+        capacity.models_of(str(profiles), 0.1, "eager")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00"])
+def test_a_file_of_something_else(content, tmp_path):
+    (tmp_path / "profiles.json").write_bytes(content)
+    with pytest.raises(FluidTuneError, match="profiles"):
+        capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e-306, float("nan"), float("inf"), 1e9])
+def test_a_rate_that_is_none_or_needs_too_many_devices_is_refused_before_anything_is_simulated(profiles, rate):
+    said = f"rate is {rate}, expected requests per second above 0"
+    with pytest.raises(FluidTuneError, match=r"about \d+ devices are needed for 1e\+09 re" if rate == 1e9 else said):
+        capacity.devices_for(capacity.models_of(str(profiles), 0.05, "eager"), rate)
+
 
 TWO = """
 [[models]]
@@ -31,12 +118,17 @@ ONE = '[[models]]\nname = "a"\nseconds = 0.1\nbytes = 1e9\nslo = 0.5\nrate = 4\n
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch, plan_said):
-    """Run the command on this text of a file, beside two traces: what was said."""
+def asked(tmp_path, monkeypatch, planned):
+    """Run the command on this text of a file of models, beside two traces: what it says."""
     monkeypatch.setattr(model_placement, "SAMPLE", 400)
     (tmp_path / "arrivals.txt").write_text("\n".join(str(at * 0.4) for at in range(200)))
     (tmp_path / "zeros").write_text("0\n0")
-    return plan_said
+
+    def ask(text, *options):
+        (tmp_path / "models.toml").write_text(text)
+        return planned("--models", str(tmp_path / "models.toml"), *options)
+
+    return ask
 
 
 def test_the_plan_as_json(asked):
@@ -143,8 +235,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE, "--find --attainment 2", "--attainment is 2, expected a part above 0, up to 1"),
     ],
 )
-def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
-    monkeypatch.setattr(model_placement, "_search", lambda *_: pytest.fail("it searched"))
+def test_bad_input_is_one_line(asked, text, options, said):
     assert said in asked(text, *options.split())
 
 
@@ -156,6 +247,5 @@ def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
         ("somewhere --rate 1 --slo 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
     ],
 )
-def test_an_option_of_another_plan_is_refused(words, said):
-    done = CliRunner().invoke(cli, ["serve", "plan", *words.split()])
-    assert str(done.exception) == said
+def test_an_option_of_another_plan_is_refused(planned, words, said):
+    assert planned(*words.split()) == said
