@@ -63,7 +63,7 @@ def looked(name: str, look: Callable[[], Check | Iterator[Check]]) -> Iterator[C
     except FluidTuneError as error:
         yield name, False, str(error)
     except ImportError as error:
-        yield name, False, f"{error}; type: pip install {(error.name or 'fluidtune').partition('.')[0]}"
+        yield name, False, f"{error}; type: pip install fluidtune, which brings what it needs"
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no more is said"])[0]
         yield name, False, f"cannot be checked, as something raises {type(error).__name__}: {said}"

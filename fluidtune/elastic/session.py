@@ -129,6 +129,7 @@ class ElasticSession(LeaderSession):
     def close(self) -> None:
         """As `LeaderSession`. It waits until the last commit is written."""
         self._commits.flush()
+        self._objects.close()
 
     # -- the loop's side: one thread --
 

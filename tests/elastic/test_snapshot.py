@@ -78,6 +78,7 @@ def test_only_what_does_not_place_itself_is_copied_to_the_gpu() -> None:
     assert [each.device.type for each in placed] == ["meta"] * 3 and own.early.device.type == "cpu"
     assert isinstance(placed[1], torch.nn.Parameter) and placed[1].is_leaf
     assert same(state.readable(kept)["stateful"][:2], was["stateful"][:2])
+    state.close()
 
 
 def test_two_small_views_of_something_large_do_not_bring_it_along() -> None:

@@ -58,7 +58,7 @@ class ForkServer:
         """
         # What it prints is in memory without a name: it needs no disk.
         self._log = os.memfd_create("fluidtune-forks")
-        self._process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [sys.executable, str(server.__file__), self._name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -67,15 +67,8 @@ class ForkServer:
             cwd="/",
             env=self._environment,
         )
-        self._process.wait()  # the server itself has left it
-        self._order(self._modules, self._environment, last=False)
-
-    def _order(self, names: Sequence[str], environment: Mapping[str, str], last: bool) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            order = {"names": list(names), "environment": dict(environment), "last": last}
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
+        process.wait()  # the server itself has left it
+        _order(process, self._modules, self._environment, last=False)
 
     def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> ServerState:
         """Have it import these modules as well, with these further variables, and wait until it is ready.
@@ -85,14 +78,17 @@ class ForkServer:
         try:
             if self._process is None:
                 self.begin()
-            self._order(modules, environment, last=True)
-            return self._heard()
-        except OSError as error:
+            process = self._process
+            if process is None:
+                return ServerState(None, "it was stopped")
+            _order(process, modules, environment, last=True)
+            return self._heard(process)
+        except (OSError, ValueError) as error:  # ValueError: `stop` has closed the pipes meanwhile
             return ServerState(None, str(error))
 
-    def _heard(self) -> ServerState:
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
+    def _heard(self, process: subprocess.Popen[str]) -> ServerState:
+        assert process.stdout is not None
+        line = process.stdout.readline()
         said: dict[str, Any] = json.loads(line) if line else {}
         if "ready" in said:
             command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), self._name])
@@ -109,7 +105,7 @@ class ForkServer:
         return "the fork server has ended"
 
     def stop(self) -> None:
-        """Let it end, and wait for that. Its children live on."""
+        """Let it end, and wait for that. Any thread, also while it begins. Its children live on."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
@@ -119,6 +115,14 @@ class ForkServer:
                 process.stdout.read()
             process.stdout.close()
             os.close(self._log)
+
+
+def _order(process: subprocess.Popen[str], names: Sequence[str], environment: Mapping[str, str], last: bool) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError, ValueError):  # ValueError: `stop` has closed it
+        order = {"names": list(names), "environment": dict(environment), "last": last}
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
 
 
 def new_name() -> str:

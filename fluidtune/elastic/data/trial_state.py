@@ -1,9 +1,8 @@
 """A trial's state as one value, which is taken from the user's objects and put back into them.
 
 It covers modules, optimizers, DataLoaders and all other objects with ``state_dict`` and ``load_state_dict`` (LR
-schedulers, gradient scalers). So are gradients, which a loop may accumulate over a boundary. Objects are identified by
-the order in which `elastic.prepare` got them: every process that runs the trial prepares the same objects in the same
-order.
+schedulers, gradient scalers). Objects are identified by the order in which `elastic.prepare` got them: every process
+that runs the trial prepares the same objects in the same order.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..random_streams import capture_streams, restore_streams
+from .gradients import Accumulated
 from .loaders import generators_of, load_settings, settings_of
 from .plain_state import Drawing, State
 from .snapshot import Snapshot, restored, taken
@@ -30,11 +30,10 @@ class TrialState:
         self._accelerator = None if device.type == "cpu" else str(device)
         self._stateful: list[Any] = []
         self._pickling = pickling
-        #: By id, all parameters; and those of an optimizer that belong to no module.
-        self._parameters: dict[int, torch.Tensor] = {}
-        self._loose: list[torch.Tensor] = []
+        self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[DataLoader] = []
         self._begun_as: dict[str, str] = {}  # `_make_up` when the loop began
+        self._gradients = Accumulated()
 
     def add(self, objects: tuple[Any, ...]) -> None:
         """Add objects to the state; see `elastic.prepare`."""
@@ -46,7 +45,7 @@ class TrialState:
                             f"parameter {name} has no shape yet: run one batch through the lazy module before "
                             "elastic.prepare()"
                         )
-                    self._parameters[id(parameter)] = parameter
+                    self._gradients.watch(parameter)
         for obj in objects:
             self._add(obj)
 
@@ -68,9 +67,8 @@ class TrialState:
         if any(obj is known for known in self._stateful):
             return
         if isinstance(obj, torch.optim.Optimizer):
-            parameters = {id(p): p for group in obj.param_groups for p in group["params"]}
-            self._loose += [parameter for key, parameter in parameters.items() if key not in self._parameters]
-            self._parameters |= parameters
+            parameters = [p for group in obj.param_groups for p in group["params"]]
+            self._loose += [parameter for parameter in parameters if self._gradients.watch(parameter)]
         self._stateful.append(obj)
 
     @property
@@ -143,10 +141,7 @@ class TrialState:
         with torch.no_grad():
             for parameter, value in zip(self._loose, state["loose"], strict=True):
                 parameter.copy_(value)
-        for parameter, (learns, gradient) in zip(self._parameters.values(), state["parameters"], strict=True):
-            if parameter.requires_grad != learns:
-                parameter.requires_grad_(learns)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+        self._gradients.load(state["parameters"])
         for loader, settings in zip(self._loaders, state["samplers"], strict=True):
             load_settings(loader, settings)
         for generators, parts in zip(self._generators(), state["generators"], strict=True):
@@ -159,7 +154,7 @@ class TrialState:
         return {
             "stateful": [obj.state_dict() for obj in self._stateful],
             "loose": list(self._loose),
-            "parameters": [(each.requires_grad, each.grad) for each in self._parameters.values()],
+            "parameters": self._gradients.view(),
             "generators": [[generator.get_state() for generator in found] for found in self._generators()],
             "samplers": [settings_of(loader) for loader in self._loaders],
             "streams": capture_streams(self._accelerator),
@@ -169,6 +164,10 @@ class TrialState:
         """What a snapshot holds, as new objects. ``device``: see `restored`. Raises ValueError as `load`."""
         found: dict[str, Any] = restored(snapshot, self._stateful, self._pickling, torch.device(device), self.now())
         return found
+
+    def close(self) -> None:
+        """Let go of the objects; idempotent."""
+        self._gradients.close()
 
     def _generators(self) -> list[list[torch.Generator]]:
         return [generators_of(loader) for loader in self._loaders]

@@ -104,6 +104,14 @@ def test_there_is_no_server_after_an_import_that_ends_it_or_starts_what_forks_la
     assert state.command is None and why in (state.why or "")
 
 
+def test_a_server_may_be_stopped_while_it_begins(monkeypatch):
+    """Seen: its thread ended with an assertion where the node's own server was quicker."""
+    server = ForkServer([], dict(os.environ))
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda _: server.stop())
+    server.begin()
+    assert server.wait() == "the fork server has ended"
+
+
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
     served = serve(packages(lib=""), "lib", "numpy", "numpy.random", "torch")
     program = """
