@@ -44,7 +44,9 @@ def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "torch", Broken())
     assert [found for found in doctor.checks() if found[0] == "torch"] == [("torch", False, torch)]
     gpu = "cannot be checked, as something raises RuntimeError: no more is said"
-    assert list(doctor.looked("a", lacks)) == [("a", False, "No module named 'a.b'; type: pip install fluidtune, which brings what it needs")]
+    assert list(doctor.looked("a", lacks)) == [
+        ("a", False, "No module named 'a.b'; type: pip install fluidtune, which brings what it needs")
+    ]
     assert list(doctor.looked("gpu", lost)) == [("gpu", True, "2 on this machine"), ("gpu", False, gpu)]
 
 
