@@ -198,7 +198,7 @@ def keep_checkpoint(controller: TuneController, trial: Trial, saved: TrainingRes
 
 def let_go(trial: Trial) -> None:
     """Free what the trial's process has said of itself, which Tune reads of a trial without a result only."""
-    if trial.has_reported_at_least_once:
+    if trial.run_metadata.last_result.get(TRAINING_ITERATION):  # without a result, Tune puts the trial's id there
         trial._default_result_or_future = None
 
 

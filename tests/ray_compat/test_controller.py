@@ -155,3 +155,14 @@ def test_tunes_encoder_keeps_nothing_of_what_it_has_encoded(monkeypatch) -> None
     compat.note_no_encoded_objects()
     json.dumps([Trial, compat.ActorManager], cls=serialization.TuneFunctionEncoder)
     assert len(noted) == 1
+
+
+@pytest.mark.parametrize("result, config", [({}, {"x": 1}), ({"training_iteration": 1}, None)])
+def test_what_the_process_of_a_trial_without_a_result_has_said_stays(result: dict[str, Any], config: Any) -> None:
+    """Seen: `Result.config` was None for a trial that reports nothing."""
+    trial = Trial("any", stub=True)
+    trial.run_metadata.last_result = result
+    assert trial.last_result["trial_id"] == trial.trial_id  # a reporter looks before the process has said anything
+    trial._default_result_or_future = {"config": {"x": 1}}
+    compat.let_go(trial)
+    assert trial.last_result.get("config") == config

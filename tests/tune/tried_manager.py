@@ -135,7 +135,7 @@ def tunes_trial(name: str = "a", *bundles: dict[str, float], **more: Any) -> Any
     fields = dict(
         trial_id=name,
         placement_group_factory=PlacementGroupFactory([*bundles] or [{"GPU": 1.0}]),
-        has_reported_at_least_once=False,
+        run_metadata=SimpleNamespace(last_result={}),
         config={},
         evaluated_params={},
         last_result={},
@@ -146,7 +146,6 @@ def tunes_trial(name: str = "a", *bundles: dict[str, float], **more: Any) -> Any
         checkpoint=None,
         checkpoint_freq=0,
         latest_checkpoint_result=None,
-        run_metadata=SimpleNamespace(),
         set_ray_actor=lambda actor: None,
     )
     return TunesTrial(**{**fields, **more})
@@ -193,7 +192,7 @@ class Tried:
             evaluated_params=params or {},
             config=params or {},
             get_trainable_cls=lambda: trainable,
-            run_metadata=SimpleNamespace(**kept),
+            run_metadata=SimpleNamespace(last_result={}, **kept),
         )
         self.manager.note_trial(trial)
         tracked = self.manager.add_actor(
