@@ -74,7 +74,9 @@ def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tri
 def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
     """The driver before had it restored and heard results; then it died. Seen: iterations were reported twice."""
     saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
-    trial: Any = SimpleNamespace(run_metadata=SimpleNamespace(last_result={}), num_failures=0, latest_checkpoint_result=saved)
+    trial: Any = SimpleNamespace(
+        run_metadata=SimpleNamespace(last_result={}), num_failures=0, latest_checkpoint_result=saved
+    )
     keep_progress(trial, {"delivered": 7, "results": 7, "own_numbers": False})
     known = getattr(trial.run_metadata, PROGRESS)
     other = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_4"), metrics={})
