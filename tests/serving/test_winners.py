@@ -45,5 +45,5 @@ def test_which_trials_count(logged, there, running, served, tmp_path, monkeypatc
     assert tuple(one.name for one in found) == served
     assert all(one.goes_on == (one.name != "TERMINATED") for one in found)
     assert room.winner_named(tmp_path, there[-1], "score").value is not None
-    with pytest.raises(FluidTuneError, match="no trial 'none' in .* has a checkpoint"):
+    with pytest.raises(FluidTuneError, match=r"no trial 'none' in .* has a checkpoint"):
         room.winner_named(tmp_path, "none")
