@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,12 +127,9 @@ def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
 def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
     """The trials of the run that count: see `winners`."""
     trials = _trials(where, results)
-    left_out: tuple[str, ...] = (Trial.ERROR, Trial.RUNNING, Trial.PAUSED, Trial.PENDING)
-    if running:
-        left_out = (Trial.ERROR,)
-    elif _has_ended(where, trials):
-        left_out = ()
-    found = [trial for trial in trials if trial.status not in left_out and trial.checkpoint is not None]
+    found = [trial for trial in trials if trial.checkpoint is not None]
+    if running or not _has_ended(where, trials):
+        found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]
     return found or _none(where, len(trials))
 
 
@@ -155,10 +153,9 @@ def _best(results: ResultGrid) -> str:
 
 def _logged(where: str) -> Fold:
     """What FluidTune wrote into the run's event log; nothing, if stock Ray Tune ran it."""
-    try:
+    with suppress(NoEventLogError):
         return fold_of(where)
-    except NoEventLogError:
-        return Fold()
+    return Fold()
 
 
 def _winner(trial: Trial, value: float | None) -> Winner:
