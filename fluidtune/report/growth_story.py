@@ -38,8 +38,8 @@ def _why(fold: Fold, trial: Trial) -> str:
     if not trial.line_count:
         return "it has reported nothing, and a trial grows when its speed is known"
     beside_idle, unused = _seconds_beside_idle(fold, trial)
-    if not beside_idle:
-        return "no device was idle while it ran"
+    if beside_idle < 0.1:  # devices change hands
+        return "no device was idle while it ran" + (", but for less than 0.1 s" if beside_idle else "")
     if not unused:
         return f"other trials waited whenever a device was idle ({duration(beside_idle)} in all)"
     return (

@@ -99,7 +99,7 @@ class Story:
     def lines(self) -> list[str]:
         """The story for a terminal: `told` between its two sentences about the whole."""
         told = self.told()
-        times = [duration(max(0.0, at - self.began)) for at, _, _ in told]
+        times = [duration(round(max(0.0, at - self.began), 1)) for at, _, _ in told]
         wide = max(map(len, times), default=0)
         rows = [
             f"{when:>{wide}}  " + (f"[{iteration}] " if iteration else "") + text

@@ -190,8 +190,8 @@ def best_of(fold: Fold) -> tuple[str, float] | None:
 
 def duration(seconds: float) -> str:
     """Seconds for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
-    if abs(seconds) < 1e-6:
-        return "0 s"  # the rounding error of sums that cancel
+    if abs(seconds) < 1e-3:
+        return "0 s" if abs(seconds) < 1e-6 else "less than 1 ms"  # sums that cancel have rounding errors
     if abs(seconds) < 99.95:
         return f"{seconds:.3g} s"
     sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))

@@ -19,6 +19,7 @@ from ray.tune import ResultGrid
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.job_metadata import user_of_job
+from fluidtune.report.summary import plural
 from fluidtune.report.terminal_text import printable
 from fluidtune.serving.model_versions import operators_command
 from fluidtune.serving.process import HUNG_S, LOAD_S, LOOK_S
@@ -203,16 +204,16 @@ class Served(RunningService):
 def status_text(found: dict[str, Any]) -> str:
     """The status for a terminal. Names and errors in it come from elsewhere."""
     why = f" ({found['why']})" if found["why"] else ""
-    leased = " leased" if found["app"] else ""
+    devices = plural(found["devices"], "leased device" if found["app"] else "device")
     groups = found.get("stages", [])
     lines = [
         f"{found['name']}, of user {found['user']}, at {found['url']}",
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {found['devices']}{leased} devices with "
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {devices} with "
         f"{len(found['device_pids'])} of {found['processes_wanted']} processes, "
-        f"{found['unanswered']} requests wait, {found['seconds']:.0f} s",
+        f"{plural(found['unanswered'], 'request')} waiting, {found['seconds']:.0f} s",
     ]
     if found["devices_wanted"] not in (None, found["devices"]):
-        lines.append(f"  the load wants {found['devices_wanted']} devices")
+        lines.append(f"  the load wants {plural(found['devices_wanted'], 'device')}")
     for number, stages in enumerate(groups):
         whole = sum(one["weights"] for one in stages)
         lines += [

@@ -1,8 +1,9 @@
-"""Which trials of a finished run are served: the best ones, as Ray Tune ranks them."""
+"""Which trials of a run are served: the best ones, as Ray Tune ranks them."""
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from ray.tune.experiment import Trial
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.run_state import trials_of
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.events import NoEventLogError
+from fluidtune.report.fold import Fold, fold_of
 from fluidtune.report.metric_values import flat, value_of
 
 #: Bytes that are looked at. Judgement: other weights differ everywhere, and gigabytes take seconds to read whole.
@@ -57,7 +59,10 @@ def winners(
     mode: str | None = None,
     running: bool = False,
 ) -> list[Winner]:
-    """The best ``top`` finished trials that have a checkpoint, best first. running: those that still run count, too.
+    """The best ``top`` trials that have a checkpoint, best first.
+
+    Of a run that has ended each of them counts: Ray's last snapshot calls a trial that was stopped while it was paused
+    PAUSED for ever. Of another run those count that have finished, and if ``running`` those that still run, too.
 
     results: what `Tuner.fit` returned, or the run's directory. metric, mode: as in `tune.TuneConfig`. None: those in
     FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. As in
@@ -90,8 +95,8 @@ def winners(
 def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | None = None) -> Winner:
     """The trial with this id, as far as it has come. Raises FluidTuneError if there is none with a checkpoint."""
     where = run_directory(results)
-    found = next((one for one in _servable(where, results, running=True) if one.trial_id == trial), None)
-    if found is None:
+    found = next((one for one in _trials(where, results) if one.trial_id == trial), None)
+    if found is None or found.checkpoint is None:
         raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
     metric, _ = ranking(where, metric, None)
     return _winner(found, value_of(found.last_result, metric) if metric is not None else None)
@@ -101,8 +106,8 @@ def ranking(where: str, metric: str | None, mode: str | None) -> tuple[str | Non
     """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any."""
     if metric is not None and mode is not None:
         return metric, mode
-    logged = _logged(where)
-    return metric or logged[0], mode or logged[1]
+    head = _logged(where).head
+    return metric or head.get("metric"), mode or head.get("mode")
 
 
 def run_directory(results: ResultGrid | str | Path) -> str:
@@ -110,17 +115,28 @@ def run_directory(results: ResultGrid | str | Path) -> str:
     return results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
 
 
-def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
-    """The trials of the run that have a checkpoint and have ended well, or whose end is not known yet."""
+def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
     filesystem = results.filesystem if isinstance(results, ResultGrid) else None
     try:
-        trials = trials_of(where, filesystem)
+        return trials_of(where, filesystem)
     except Exception as error:  # Ray raises what its storage raises
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
-    states = (Trial.TERMINATED, Trial.RUNNING, Trial.PAUSED, Trial.PENDING) if running else (Trial.TERMINATED,)
-    found = [trial for trial in trials if trial.status in states and trial.checkpoint is not None]
+
+
+def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
+    """The trials of the run that count: see `winners`."""
+    trials = _trials(where, results)
+    found = [trial for trial in trials if trial.checkpoint is not None]
+    if running or not _has_ended(where, trials):
+        found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]
     return found or _none(where, len(trials))
+
+
+def _has_ended(where: str, trials: list[Trial]) -> bool:
+    """Whether the run has ended, by its event log; by Ray's last snapshot, if stock Ray Tune ran it."""
+    logged = _logged(where)
+    return logged.over if logged.heard else all(trial.status != Trial.RUNNING for trial in trials)
 
 
 def _none(where: str, trials: int) -> Any:
@@ -135,14 +151,11 @@ def _best(results: ResultGrid) -> str:
         raise FluidTuneError("this ResultGrid does not tell which of its trials is best; give metric and mode")
 
 
-def _logged(where: str) -> tuple[str | None, str | None]:
-    """The metric and the mode that FluidTune wrote into the run's event log."""
-    log = Path(where) / EVENT_LOG_NAME
-    if log.is_file():
-        for event in read_events(log):
-            if event.get("metric") and event.get("mode"):
-                return str(event["metric"]), str(event["mode"])
-    return None, None
+def _logged(where: str) -> Fold:
+    """What FluidTune wrote into the run's event log; nothing, if stock Ray Tune ran it."""
+    with suppress(NoEventLogError):
+        return fold_of(where)
+    return Fold()
 
 
 def _winner(trial: Trial, value: float | None) -> Winner:

@@ -53,8 +53,6 @@ class JobLog:
         self._algorithm = ""
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
-        #: Trials whose last ending in the log is a pause.
-        self._paused: set[str] = set()
         self._events = EventLog(
             "FluidTune: the event log lacks events, because they cannot be written; the job goes on: %s"
         )
@@ -155,12 +153,6 @@ class JobLog:
         """The trial is paused or ended. ``why``: of one that is refused, of which the engine does not hear."""
         why = because(Reason.PAUSED) if ending == "paused" else why
         self.write("trial_ended", trial=trial, ending=ending, **self._departure(trial, why.as_fields() if why else {}))
-        (self._paused.add if ending == "paused" else self._paused.discard)(trial)
-
-    def stopped_for_good(self, trial: str) -> None:
-        """Tune has stopped the trial. The engine does not hear of it if the trial was paused."""
-        if trial in self._paused:
-            self.ended(trial, "stopped")
 
     def instructions_given(self, instructions: Iterable[m.Instruction]) -> None:
         """Write down which trials the engine has just started, which it wants elsewhere, and why others wait."""
@@ -168,7 +160,6 @@ class JobLog:
             if isinstance(instruction, m.Suspend):
                 self.write("suspend_asked", trial=instruction.trial, **instruction.why.as_fields())
             if isinstance(instruction, m.Start):
-                self._paused.discard(instruction.trial)
                 self.write(
                     "trial_started",
                     trial=instruction.trial,

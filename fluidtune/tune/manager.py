@@ -111,6 +111,8 @@ class FluidActorManager(ActorManager):
         #: Runs that Tune let go of in this step, and whether each failed; why is read from the trial when the step is
         #: over.
         self._released: list[tuple[TrialRun, bool]] = []
+        #: Trials without a run that Tune stopped in this step. The log has what came before first.
+        self._removed: list[Trial] = []
         #: Tune's run is over; trials that it stops now have not ended.
         self._over = False
         #: The status line, and until when it counts as new (monotonic clock).
@@ -145,7 +147,7 @@ class FluidActorManager(ActorManager):
         """Tune stops a trial that waits or is paused."""
         if trial.trial_id not in self._runs.by_trial and self.hosts(trial.trial_id):
             self._waiting.end(trial.trial_id)
-            self.job.trial_ended(trial, "stopped")
+            self._removed.append(trial)
 
     def status_line(self) -> str:
         """One line for Tune's progress display. Tune asks in every turn of its loop, but shows it seldom."""
@@ -168,7 +170,7 @@ class FluidActorManager(ActorManager):
         refused = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         if refused is not None:  # the trial fails; the job goes on
             self.set_failed(tracked)
-            self.job.log.ended(trial_id, "failed", refused)
+            self.job.trial_refused(trial_id, refused)
             words = f"trial {trial_id} is refused: {refused.words}; {refused.reason.remedy}"
             self._callbacks.tell_refused(tracked, trial, FluidTuneError(words))
             return
@@ -301,8 +303,11 @@ class FluidActorManager(ActorManager):
         """
         self._tell_released()
         self._waiting.end_all()
+        for trial in self.job.trials.known.values():
+            if trial.status == Trial.TERMINATED and self.hosts(trial.trial_id):
+                self.job.trial_removed(trial)  # a stopper may have ended paused trials together with all others
         self._over = True
-        self.job.run_ended(saved)
+        self.job.snapshots.run_ended(saved)
 
     def close(self) -> None:
         """The run is over: give every process and device back."""
@@ -322,6 +327,9 @@ class FluidActorManager(ActorManager):
                 self._hand_on(instruction)
             # Trials that could not start may need a device that is only asked for now.
             self._dispatch.poll_devices()
+        for trial in self._removed:
+            self.job.trial_removed(trial)
+        self._removed.clear()
         self._dispatch.serve_requests()
         lives = (run.life for run in self._runs.begun() if run.life.place in ("placed", "loading"))
         self.job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))

@@ -22,7 +22,7 @@ from fluidtune import hash_seed
 from fluidtune.cluster.hosting.commit_stores import delete_commits
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import WorkerPool
-from fluidtune.engine import Engine
+from fluidtune.engine import Engine, Why
 from fluidtune.engine import messages as m
 from fluidtune.memory_trim import MemoryTrim
 from fluidtune.ray_compat.cluster_state import in_local_mode
@@ -225,7 +225,17 @@ class TuningJob:
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
             self.snapshots.trial_ended(trial)
-            self.log.stopped_for_good(trial.trial_id)
+
+    def trial_refused(self, trial: str, why: Why) -> None:
+        """No worker of the job can host the trial, and it fails."""
+        self._ended.add(trial)
+        self.log.ended(trial, "failed", why)
+
+    def trial_removed(self, trial: Trial) -> None:
+        """Tune stopped a trial that is not the engine's, such as one that this driver or the one before has paused."""
+        if trial.trial_id not in self._ended:
+            self.trial_ended(trial, "stopped")
+            self.log.ended(trial.trial_id, "stopped")
 
     def _delete_commits(self, trial: Trial) -> None:
         if self.has_commits(trial):
@@ -234,16 +244,6 @@ class TuningJob:
     def has_commits(self, trial: Trial) -> bool:
         """Whether the trial writes commits."""
         return self.trials.shown_by(trial).kind == "elastic"
-
-    def run_ended(self, saved: bool) -> None:
-        """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
-
-        ``saved``: Tune has saved its final state.
-        """
-        for trial in self.trials.known.values():
-            if trial.status == Trial.TERMINATED:
-                self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
-        self.snapshots.run_ended(saved)
 
     def close(self) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""

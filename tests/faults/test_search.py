@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import ray
 
+from fluidtune.report.fold import fold_of
 from fluidtune.tune.notice import AGAIN
 from tests.faults.search_job import SEARCHES, done_again, note_end, outcome, search
 
@@ -80,6 +81,8 @@ def driven(name: str, storage: Path, address: str, moments: random.Random, wante
             driver.kill()
             pytest.fail(f"{storage}: the driver does not end")
         if driver.exitcode == 0:
+            ends = {trial.trial: trial.state for trial in fold_of(log).trials.values()}
+            assert set(ends.values()) == {"stopped"}, ends
             return outcome(storage)
         assert kinds and driver.exitcode == (-signal.SIGKILL if kind == "kills" else AGAIN), f"{storage}/out.txt"
         wanted[kind] -= 1

@@ -194,7 +194,11 @@ NEVER = {
         ended(3, "a", "paused"),
     ],
     "it has reported nothing, and a trial grows when its speed is known": RAN,
-    "no device was idle while it ran": [added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:]],
+    "no device was idle while it ran.": [
+        *(added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:], ended(3, "a", "paused"), over(3)),
+        *(begin(9, 2), ended(10, "a")),
+    ],
+    "no device was idle while it ran, but for less than 0.1 s.": [*RAN, starts(1.00006, "b", 1), REPORTED[-1]],
     "other trials waited whenever a device was idle (3 s in all)": [added(0, "b"), *REPORTED, ended(4, "a")],
     "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [*REPORTED, ended(4, "a")],
 }

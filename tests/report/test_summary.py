@@ -178,7 +178,16 @@ def test_docs_and_code_name_the_same_figures():
 
 @pytest.mark.parametrize(
     "seconds, text",
-    [(4.25, "4.25 s"), (0, "0 s"), (-1e-12, "0 s"), (-7, "-7 s"), (185, "3 min 05 s"), (-3600, "-1 h 00 min")],
+    [
+        (4.25, "4.25 s"),
+        (0.0249, "0.0249 s"),
+        (5.75e-05, "less than 1 ms"),
+        (0, "0 s"),
+        (-1e-12, "0 s"),
+        (-7, "-7 s"),
+        (185, "3 min 05 s"),
+        (-3600, "-1 h 00 min"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

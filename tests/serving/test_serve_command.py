@@ -182,7 +182,7 @@ TRIAL = {
 def test_the_status_in_words():
     assert status_text({**FOUND, "trials": [TRIAL]}).splitlines() == [
         "digits, of user anna, at http://x:1/",
-        "serving: SLO 200 ms, 2 devices with 1 of 2 processes, 1 requests wait, 9 s",
+        "serving: SLO 200 ms, 2 devices with 1 of 2 processes, 1 request waiting, 9 s",
         "  the load wants 3 devices",
         "  a (version 1, serving): 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
         "    last minute: 2.5 requests/s answered, p99 12.0 ms",

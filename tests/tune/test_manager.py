@@ -163,9 +163,27 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(reason: Reason, tr
 def test_a_paused_trial_that_is_refused_ends_once(tried: Tried) -> None:
     """Seen: it counted as paused, and ended a second time in the log when Tune let go of it."""
     tried.job.log.events_heard([m.TrialEnded("b", "paused")], {})
-    asks_later(tried, tunes_trial("b"), [{"GPU": 3.0}], lambda *_: None)
-    tried.job.log.stopped_for_good("b")
+    trial = tunes_trial("b")
+    asks_later(tried, trial, [{"GPU": 3.0}], lambda *_: None)
+    tried.manager.trial_removed(trial)
+    tried.manager._advance()
     assert [each["ending"] for each in tried.logged("trial_ended")] == ["paused", "failed"]
+
+
+def test_each_trial_that_tune_stops_ends_once_in_the_log_whoever_paused_it(tried: Tried) -> None:
+    """Seen: after a restore the log never said that of trials which the driver before had paused."""
+    paused, over, leaving = tunes_trial("paused", status="PAUSED"), tunes_trial("over"), tried.placed(1.0).trial
+    for trial in (paused, over):
+        tried.manager.note_trial(trial)
+    tried.manager.remove_actor(tried.manager._runs.of_trial("a").tracked)
+    tried.manager.trial_removed(leaving)  # Tune has paused it in the same step
+    tried.manager.trial_removed(paused)
+    paused.status = leaving.status = "TERMINATED"
+    tried.manager._advance()
+    over.status = "TERMINATED"
+    tried.manager.run_ended(True)
+    ends = [(each["trial"], each["ending"]) for each in tried.logged("trial_ended")]
+    assert ends == [("a", "stopped"), ("paused", "stopped"), ("over", "stopped")]
 
 
 @pytest.mark.parametrize(
