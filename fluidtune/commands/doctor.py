@@ -106,7 +106,7 @@ def _cluster() -> Iterator[Check]:
         yield "cluster", None, f"not looked for ({error})"
         return
     try:
-        if not join():
+        if not join(meanwhile=lambda: list(looked("torch", _torch))):  # its import takes as long as a silent cluster
             yield "cluster", None, "none to join, so a job begins one of its own"
             return
     except FluidTuneError as error:

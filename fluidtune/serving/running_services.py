@@ -203,11 +203,11 @@ class Served(RunningService):
 def status_text(found: dict[str, Any]) -> str:
     """The status for a terminal. Names and errors in it come from elsewhere."""
     why = f" ({found['why']})" if found["why"] else ""
-    leased = " leased" if found["app"] else ""
+    leased, plain = " leased" if found["app"] else "", "" if found["devices"] == 1 else "s"
     groups = found.get("stages", [])
     lines = [
         f"{found['name']}, of user {found['user']}, at {found['url']}",
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {found['devices']}{leased} devices with "
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {found['devices']}{leased} device{plain} with "
         f"{len(found['device_pids'])} of {found['processes_wanted']} processes, "
         f"{found['unanswered']} requests wait, {found['seconds']:.0f} s",
     ]

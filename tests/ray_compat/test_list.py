@@ -18,7 +18,7 @@ from tools import ray_boundary
 
 SOURCES = {path.name: path.read_text() for path in Path(ray_compat.__file__).parent.glob("*.py")}
 #: Names that the oldest Ray has not. tests/ray_compat/test_cluster_address.py uses them on the newest.
-NEWER = {"maybe_enable_token_auth_if_token_available"}
+NEWER = {"ensure_token_if_auth_enabled", "maybe_enable_token_auth_if_token_available"}
 
 
 def owners() -> dict[str, set[Any]]:

@@ -228,7 +228,7 @@ def test_status_tells_what_the_stages_hold():
     found |= {"name": "digits", "user": "anna", "url": "http://x:1/", "processes_wanted": 2}
     found |= {"devices_wanted": 1, "unanswered": 0, "seconds": 9.0, "trials": [], "stages": [stages]}
     assert status_text(found).splitlines()[1:] == [
-        "serving: SLO 200 ms, 1 devices with 2 of 2 processes, 0 requests wait, 9 s",
+        "serving: SLO 200 ms, 1 device with 2 of 2 processes, 0 requests wait, 9 s",
         "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
         "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
     ]
