@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,14 @@ def test_one_that_has_ended_or_hangs(
         "127.0.0.1:1": "does not answer (",
         "x:1:2": " Ray cluster at ",
     }
-    done = []
+    done: list[str] = []
     for address, words in said.items():
         if by == "ray start":
             (alone / "ray_current_cluster").write_text(address)
         elif by == "RAY_ADDRESS":
             monkeypatch.setenv(by, address)
         with pytest.raises(FluidTuneError) as found:
-            join(address if by == "--address" else "auto", meanwhile=lambda: done.append(words))
+            join(address if by == "--address" else "auto", meanwhile=partial(done.append, words))
         assert words in str(found.value)
         assert ("RAY_ADDRESS is" in str(found.value)) == (by == "RAY_ADDRESS")
         ended = by == "ray start" and "does not answer" in str(found.value)
@@ -70,7 +71,7 @@ def test_one_that_has_ended_or_hangs(
 
 @pytest.mark.parametrize(
     ("file", "told"),
-    [("", "RAY_AUTH_MODE is token, and there is none"), ("/nowhere", "file that RAY_AUTH_TOKEN_PATH names has no token")],
+    [("", "RAY_AUTH_MODE is token, and there is none"), ("/nowhere", "that RAY_AUTH_TOKEN_PATH names has no token")],
 )
 def test_a_token_that_is_missing_is_named(file: str, told: str, silent: str, tmp_path: Path) -> None:
     """Seen: "answers no client within 3 s"."""
