@@ -336,7 +336,7 @@ def node_start(options: tuple[str, ...]) -> None:
     try:
         start_node(options)
     except Exception as error:
-        if (said := of_token(str(error))) is None:
+        if (said := of_token(repr(error))) is None:
             raise
         raise FluidTuneError(f"the Ray cluster cannot be joined: {said}") from None
 

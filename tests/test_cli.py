@@ -158,7 +158,7 @@ def test_a_node_without_the_clusters_token_is_one_line(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(quick_nodes, "start_node", fails)
     said = CliRunner().invoke(cli, ["node", "start", "--address", "x:1"]).exception
-    assert isinstance(said, FluidTuneError) and "it wants a token that this user has not: set RAY_AUTH" in str(said)
+    assert isinstance(said, FluidTuneError) and "this user has not its token: set RAY_AUTH_MODE" in str(said)
 
 
 def test_the_arbiters_status_has_the_version_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:

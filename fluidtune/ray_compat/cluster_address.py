@@ -21,18 +21,15 @@ from fluidtune.errors import FluidTuneError
 #: Seconds within which a head node takes a connection, and within which it answers a client. A head node that lives
 #: does both in milliseconds; a Ray client waits up to eight minutes for one that has died.
 CONNECT_S, ANSWER_S = 1.0, 3.0
-_OTHER_TOKEN = "it wants a token that this user has not: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-#: What Ray says of tokens (where a cluster's is another one: its gRPC status, and its own word), and what users hear.
-_OF_TOKENS = {
-    "no authentication token was found": "RAY_AUTH_MODE is token, and there is none: set RAY_AUTH_TOKEN_PATH",
-    "RAY_AUTH_TOKEN_PATH is set": "the file that RAY_AUTH_TOKEN_PATH names has no token: put the cluster's there",
-    **dict.fromkeys(("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError"), _OTHER_TOKEN),
-}
+#: What Ray says where there is no token, or a cluster's is another one (its gRPC status, and its own words).
+_NO_TOKEN = ("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError")
 
 
 def of_token(told: str) -> str | None:
     """What a user hears of the cluster's token where Ray has ``told`` this; None: it is about something else."""
-    return next((said for word, said in _OF_TOKENS.items() if word in told), None)
+    if not any(word in told for word in _NO_TOKEN):
+        return None
+    return "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file that has it"
 
 
 def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) -> str | None:

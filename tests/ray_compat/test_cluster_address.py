@@ -49,9 +49,9 @@ def test_one_that_has_ended_or_hangs(
     }
     done: list[str] = []
     for address, words in said.items():
-        if by == "ray start":
+        if by != "--address":
             (alone / "ray_current_cluster").write_text(address)
-        elif by == "RAY_ADDRESS":
+        if by == "RAY_ADDRESS":
             monkeypatch.setenv(by, address)
         with pytest.raises(FluidTuneError) as found:
             join(address if by == "--address" else "auto", meanwhile=partial(done.append, words))
@@ -69,17 +69,14 @@ def test_one_that_has_ended_or_hangs(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("file", "told"),
-    [("", "RAY_AUTH_MODE is token, and there is none"), ("/nowhere", "that RAY_AUTH_TOKEN_PATH names has no token")],
-)
-def test_a_token_that_is_missing_is_named(file: str, told: str, silent: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["", "/nowhere"])
+def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path) -> None:
     """Seen: "answers no client within 3 s"."""
     pytest.importorskip("ray._private.authentication")
     code = "import sys; from fluidtune.ray_compat.cluster_address import *; cluster_of_jobs(sys.argv[1])"
     given = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN_PATH": file} if file else {})}
     done = subprocess.run([sys.executable, "-c", code, silent], env={**os.environ, **given}, capture_output=True)
-    assert told in done.stderr.decode()
+    assert "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH" in done.stderr.decode()
 
 
 @pytest.mark.ray
