@@ -150,6 +150,19 @@ def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
     return CliRunner().invoke(cli, ["arbiter", *args]).exception
 
 
+@pytest.mark.parametrize("begins", ["ray.init()", "tune.Tuner(print).fit()"])
+def test_a_search_beside_a_cluster_that_has_ended_says_so(
+    begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: it waited, without a word."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    (tmp_path / "script.py").write_text(f"import ray\nfrom ray import tune\n{begins}\n")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    refused("run", "script.py", mentions=f"it has ended; delete {tmp_path}/ray/ray_current_cluster", cwd=tmp_path)
+
+
 def test_a_node_without_the_clusters_token_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen: twenty lines of a traceback."""
 

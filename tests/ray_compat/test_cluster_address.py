@@ -60,7 +60,6 @@ def test_one_that_has_ended_or_hangs(
         ended = by == "ray start" and "does not answer" in str(found.value)
         assert (f"delete {alone / 'ray_current_cluster'}," in str(found.value)) == ended
         if ended and address == "127.0.0.1:1":
-            # Seen: a search beside a cluster that had been killed waited for it without a word.
             with pytest.raises(FluidTuneError, match="it has ended; delete"):
                 refuse_ended()
         else:
