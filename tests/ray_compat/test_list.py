@@ -88,7 +88,6 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     assert set(lacking) == {
         "ray._private.authentication.authentication_token_setup",
         "ray._private.parameter.RayParams",
-        "ray._private.services",
         "ray.core.generated.gcs_pb2.ActorTableData",
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",
