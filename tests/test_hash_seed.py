@@ -61,6 +61,7 @@ def test_an_import_sets_it_where_a_cluster_may_be_started(given, kept):
 
 SEARCH = """
 import os, sys
+from inspect import getsourcefile
 import ray
 ray.init(num_cpus=2, include_dashboard=False)  # somebody else's cluster: FluidTune was not there when it started
 os.environ["RAY_TRAIN_V2_ENABLED"] = "0"
@@ -68,21 +69,21 @@ import fluidtune
 from ray import tune
 
 def train(config):
-    tune.report({"hash": hash("word"), "pid": os.getpid(), "alike": ray.train.report.__module__ == config["report"]})
+    tune.report({"hash": hash("word"), "pid": os.getpid(), "same": getsourcefile(ray.train.report) == config["file"]})
     if not os.path.exists(os.path.join(config["storage"], "repaired")):
         raise ValueError("the run goes on in another process")
-    tune.report({"hash": hash("word"), "pid": os.getpid(), "alike": ray.train.report.__module__ == config["report"]})
+    tune.report({"hash": hash("word"), "pid": os.getpid(), "same": getsourcefile(ray.train.report) == config["file"]})
 
 if sys.argv[2] == "fails":
     tuner = fluidtune.Tuner(
         train,
-        param_space={"x": tune.grid_search([1, 2]), "storage": sys.argv[1], "report": ray.train.report.__module__},
+        param_space={"x": tune.grid_search([1, 2]), "storage": sys.argv[1], "file": getsourcefile(ray.train.report)},
         run_config=tune.RunConfig(name="run", storage_path=sys.argv[1]),
         executor=fluidtune.FluidExecutor(devices="cpu:2"),
     )
 else:
     tuner = fluidtune.Tuner.restore(os.path.join(sys.argv[1], "run"), train, resume_errored=True)
-print("found", [[result.metrics[key] for key in ("pid", "hash", "alike")] for result in tuner.fit()])
+print("found", [[result.metrics[key] for key in ("pid", "hash", "same")] for result in tuner.fit()])
 """
 
 
@@ -105,7 +106,7 @@ def test_all_worker_processes_of_a_run_hash_a_word_alike(no_ray, tmp_path):
     (tmp_path / "repaired").touch()
     pairs += found(tmp_path, "goes on")
     assert len({pid for pid, _, _ in pairs}) == 4
-    assert {alike for _, _, alike in pairs} == {True} and len({word for _, word, _ in pairs}) == 1
+    assert {same for _, _, same in pairs} == {True} and len({word for _, word, _ in pairs}) == 1
 
 
 def test_a_restored_run_has_the_value_of_its_run_and_the_users_holds(monkeypatch):
