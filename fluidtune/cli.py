@@ -329,8 +329,14 @@ def node() -> None:
 def node_start(options: tuple[str, ...]) -> None:
     """Do what `ray start` does with these OPTIONS; trials' processes start in a quarter of the time there."""
     from fluidtune.cluster.forks.quick_nodes import start_node
+    from fluidtune.ray_compat.cluster_address import of_token
 
-    start_node(options)
+    try:
+        start_node(options)
+    except Exception as error:
+        if (said := of_token(repr(error))) is None:
+            raise
+        raise FluidTuneError(f"the Ray cluster cannot be joined: {said}") from None
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

@@ -60,14 +60,14 @@ def of_workers(job: Mapping[str, Any]) -> str:
     return str(said or os.environ[VARIABLE])
 
 
-def runtime_env(nodes: int, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The ``runtime_env`` for the job's workers; None: they have the variable without it.
+def runtime_env(nodes: int, job: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Any] | None:
+    """The ``runtime_env`` for the job's workers; None: they have the variables without it.
 
-    ``nodes``: the number of the cluster's nodes. ``job``: the job's own ``runtime_env``.
+    ``nodes``: the number of the cluster's nodes. ``job``: the job's own ``runtime_env``. ``also``: other variables that
+    they must have when they start.
     """
-    if VARIABLE in job.get("env_vars", {}) or _nodes_with_variable() >= nodes:
-        return None
-    return {"env_vars": {VARIABLE: of_workers(job)}}
+    wanted = {**also, **({} if VARIABLE in job.get("env_vars", {}) else {VARIABLE: of_workers(job)})}
+    return {"env_vars": wanted} if wanted and _nodes_with(wanted) < nodes else None
 
 
 def _is_set() -> bool:
@@ -83,8 +83,8 @@ def _set(value: str) -> None:
     os.environ[VARIABLE] = os.environ[OURS] = value
 
 
-def _nodes_with_variable() -> int:
-    """How many of the nodes that this process has started have given the variable to their workers."""
+def _nodes_with(wanted: Mapping[str, str]) -> int:
+    """How many of the nodes that this process has started have given these variables to their workers."""
     from contextlib import suppress  # here, because every import of FluidTune comes by
 
     import psutil
@@ -92,6 +92,6 @@ def _nodes_with_variable() -> int:
     found = 0
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if child.name() == "raylet" and child.environ().get(VARIABLE, "random") == os.environ.get(VARIABLE):
+            if child.name() == "raylet" and wanted.items() <= child.environ().items():
                 found += 1
     return found

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from fluidtune import __version__
 from fluidtune.cli import cli
+from fluidtune.cluster.forks import quick_nodes
 from fluidtune.commands.words import device_counts
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import cluster_address
@@ -147,6 +148,36 @@ def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
     """Run `fluidtune arbiter` in this process as on a cluster. Returns the exception, or None."""
     monkeypatch.setattr(cluster_address, "join", lambda address: True)
     return CliRunner().invoke(cli, ["arbiter", *args]).exception
+
+
+@pytest.mark.parametrize("begins", ["ray.init()", "tune.Tuner(print).fit()"])
+def test_a_search_beside_a_cluster_that_has_ended_says_so(
+    begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: it waited, without a word."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    (tmp_path / "script.py").write_text(f"import ray\nfrom ray import tune\n{begins}\n")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    refused("run", "script.py", mentions=f"it has ended; delete {tmp_path}/ray/ray_current_cluster", cwd=tmp_path)
+
+
+def test_a_node_without_the_clusters_token_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: twenty lines of a traceback."""
+
+    def fails(options: tuple[str, ...]) -> None:
+        raise RuntimeError(f"{options[1]}: RPC error: InvalidAuthToken: Authentication token is missing or incorrect.")
+
+    monkeypatch.setattr(quick_nodes, "start_node", fails)
+    said = CliRunner().invoke(cli, ["node", "start", "--address", "x:1"]).exception
+    assert isinstance(said, FluidTuneError) and "this user has not its token: set RAY_AUTH_MODE" in str(said)
+
+
+def test_the_arbiters_status_has_the_version_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_address, "join", lambda address: True)
+    monkeypatch.setattr(control, "status", lambda: {"unit": "CPU"})
+    assert json.loads(CliRunner().invoke(cli, ["arbiter", "status", "--json"]).output) == {"version": 1, "unit": "CPU"}
 
 
 def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

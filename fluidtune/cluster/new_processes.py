@@ -235,11 +235,12 @@ class NewProcesses:
         return PooledWorker(name, device, actor, asked, group, used_for, holds=holds)
 
     def _needed_before_start(self) -> dict[str, Any]:
-        """The ``runtime_env`` by which all workers hash a string to one number. Emulated devices need none."""
+        """The ``runtime_env`` by which workers hash alike, and import Ray as stock does. Emulated devices need none."""
         if not self._kind.computes:
             return {}
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
+        rays = {name: value for name, value in self.environment.items() if name.startswith("RAY_")}
+        return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env), rays) or {}
 
     def close(self) -> None:
         """Let the fork servers of the job end, and its shared data be freed."""

@@ -113,15 +113,14 @@ def _numbers(option: str, of: str, pairs: Iterable[str], read: Callable[[str], f
 @click.pass_obj
 def status(address: str, as_json: bool) -> None:
     """Show apps, their rho and their leases."""
-    import json
-
+    from fluidtune.report.json_text import versioned
     from fluidtune.report.terminal_text import printable
     from themis_bridge.settings import Settings
 
     with _control(address) as control:
         found = control.status()
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(versioned(found))
         return
     click.echo(
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "

@@ -95,7 +95,7 @@ def _cluster() -> Iterator[Check]:
 
     from fluidtune.ray_compat.cluster_address import join
 
-    if not join():
+    if not join(meanwhile=lambda: list(looked("torch", _torch))):  # its import takes as long as a silent cluster
         yield "cluster", None, "none to join, so a job begins one of its own"
         return
     try:

@@ -114,13 +114,12 @@ def serve_start(
 @click.pass_obj
 def serve_status(where: Any, name: str | None, as_json: bool, picture: str | None) -> None:
     """Show what is served, and what became of the requests."""
-    import json
-
     service = _service(where, name)
+    from fluidtune.report.json_text import versioned
     from fluidtune.serving.running_services import status_text
 
     found = service.status()
-    click.echo(json.dumps(found) if as_json else status_text(found))
+    click.echo(versioned(found) if as_json else status_text(found))
     if picture is not None:
         write(lambda: [service.picture(picture)], apart=as_json)
 
@@ -219,10 +218,9 @@ def serve_plan(
     With --models instead of SOURCE: predict which of many models should stand on which GPUs.
     """
     if models is not None:
-        import json
-
         from rich.console import Console
 
+        from fluidtune.report.json_text import versioned
         from fluidtune.serving import model_placement
 
         if source is not None or rate is not None or slo is not None:
@@ -232,7 +230,7 @@ def serve_plan(
         refuse_unread(_MODELS, *(["--find"] if find else []))
         planned, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
         if as_json:
-            click.echo(json.dumps(planned))
+            click.echo(versioned(planned))
         else:
             Console().print(shown)
         return

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address
+from ray._private.utils import get_ray_address_file, read_ray_address
 from ray._raylet import GcsClient
 
 from fluidtune.errors import FluidTuneError
@@ -19,50 +21,70 @@ from fluidtune.errors import FluidTuneError
 #: Seconds within which a head node takes a connection, and within which it answers a client. A head node that lives
 #: does both in milliseconds; a Ray client waits up to eight minutes for one that has died.
 CONNECT_S, ANSWER_S = 1.0, 3.0
-#: What Ray says where a cluster's token is another one (its gRPC status, and its own word).
+#: What Ray says where there is no token, or a cluster's is another one (its gRPC status, and its own words).
 _NO_TOKEN = ("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError")
 
 
-def cluster_of_jobs(address: str = "auto") -> str | None:
+def of_token(told: str) -> str | None:
+    """What a user hears of the cluster's token where Ray has ``told`` this; None: it is about something else."""
+    if not any(word in told for word in _NO_TOKEN):
+        return None
+    return "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file that has it"
+
+
+def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) -> str | None:
     """HOST:PORT of the cluster that ``ray.init()`` of a script would join: RAY_ADDRESS, or the one started here.
 
     ``address``: that of a certain cluster, in place of a job's. None: there is none, so a job begins one of its own.
-    Raises FluidTuneError, within 4 s, for an address that is none and for a cluster that does not answer.
+    ``meanwhile``: done while the cluster is waited for. Raises FluidTuneError, within 4 s, for an address that is none,
+    and for a cluster that does not answer.
     """
-    found_by_ray = address == "auto" and not os.environ.get("RAY_ADDRESS")
-    logger = logging.getLogger("ray._private.services")
-    level = logger.level
+    named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
     try:
-        logger.setLevel(logging.ERROR)  # it warns of each other cluster of the machine
-        found = canonicalize_bootstrap_address(None if address == "auto" else address)
-    except (ValueError, ConnectionError, OSError) as error:
+        at = named or read_ray_address()
+        found = None if at is None else canonicalize_bootstrap_address(at)
+    except (ValueError, OSError) as error:
         raise FluidTuneError(f"there is no Ray cluster at {_named(address)}: {error}") from None
-    finally:
-        logger.setLevel(level)
     if found is None or "://" in found:  # Ray Client's addresses are for Ray to ask
         return found
+    _reach(found, _named(address, found), None if named else get_ray_address_file(None))
+    told = _answer(found, not named, meanwhile)
+    if told is not None:
+        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} cannot be joined: {of_token(told) or told}")
+    return found
+
+
+def refuse_ended(temp_dir: str | None = None) -> None:
+    """Raise FluidTuneError where a cluster that ``ray.init()`` finds by itself refuses connections: it has ended.
+
+    One that takes them may be slow, and one that RAY_ADDRESS names may be about to start: Ray waits for both.
+    """
+    found = None if os.environ.get("RAY_ADDRESS") else read_ray_address(temp_dir)
+    if found is not None:
+        _reach(found, found, get_ray_address_file(temp_dir), patient=True)
+
+
+def _reach(found: str, named: str, file: str | None, patient: bool = False) -> None:
+    """Raise FluidTuneError where nothing takes connections, or refuses them (``patient``).
+
+    ``file``: where Ray has read the address; None: a user has given it.
+    """
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
-        ended = "it has ended; `ray stop` forgets its address, and ends all that you run of Ray on this machine"
-        remedy = ended if found_by_ray else "start it, or name another"
-        said = f"does not answer ({error}): {remedy}"
-        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} {said}") from None
-    told = _answer(found, found_by_ray)
-    if told is not None:
-        if any(word in told for word in _NO_TOKEN):
-            told = "it wants a token that this user has not: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} cannot be joined: {told}")
-    return found
+        if patient and not isinstance(error, ConnectionRefusedError):
+            return
+        remedy = f"it has ended; delete {file}, where Ray finds its address" if file else "start it, or name another"
+        raise FluidTuneError(f"the Ray cluster at {named} does not answer ({error}): {remedy}") from None
 
 
-def join(address: str = "auto") -> bool:
+def join(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) -> bool:
     """Connect this process to the cluster of `cluster_of_jobs`. False: there is none.
 
     Raises FluidTuneError where it does not answer, or is of another version.
     """
-    if cluster_of_jobs(address) is None:
+    if cluster_of_jobs(address, meanwhile) is None:
         return False
     try:
         # ("auto" would take any cluster of this machine, also another user's.)
@@ -79,19 +101,21 @@ def _named(address: str, found: str | None = None) -> str:
     return f"{found or address}{whose}"
 
 
-def _answer(address: str, found_by_ray: bool) -> str | None:
+def _answer(address: str, found_by_ray: bool, meanwhile: Callable[[], object]) -> str | None:
     """What a client is told by the head node at ``address``; None: it is welcome.
 
     ``found_by_ray``: Ray sends its token unasked then. A child asks, as Ray's client can neither be
     given a time limit nor made silent.
     """
     read, write = os.pipe()
+    until = time.monotonic() + ANSWER_S
     child = os.fork()
     if child == 0:
         _ask(address, write, found_by_ray)
     os.close(write)
     try:
-        ready, _, _ = select.select([read], [], [], ANSWER_S)
+        meanwhile()
+        ready, _, _ = select.select([read], [], [], max(0.0, until - time.monotonic()))
         said = os.read(read, 1 << 16).decode(errors="replace") if ready else ""
     finally:
         os.close(read)
@@ -109,11 +133,12 @@ def _ask(address: str, write: int, found_by_ray: bool) -> NoReturn:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        if found_by_ray:
-            with contextlib.suppress(ImportError):  # before Ray 2.60 there are no tokens that are sent unasked
-                from ray._private.authentication import authentication_token_setup
+        with contextlib.suppress(ImportError):  # before Ray 2.60 there are no tokens that are sent unasked
+            from ray._private.authentication import authentication_token_setup as setup
 
-                authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            if found_by_ray:
+                setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            setup.ensure_token_if_auth_enabled(create_token_if_missing=False)  # without one the client ends the process
         GcsClient(address=address).internal_kv_exists(b"fluidtune", False)
         said = "welcome"
     except BaseException as error:  # whatever it is, the parent says it

@@ -257,9 +257,14 @@ def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_o
     asked: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Seen: a vocabulary that is made from a set had other ids in workers of a second node.
-    needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
-    # This process has started the first node only.
-    monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
+    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
+    needed = {"env_vars": {"RAY_TRAIN_V2_ENABLED": "0", "PYTHONHASHSEED": "7"}}
+
+    def runtime_env(nodes: int, job: dict[str, Any], rays: dict[str, str]) -> dict[str, Any] | None:
+        """This process has started the first node only."""
+        return {"env_vars": {**rays, "PYTHONHASHSEED": "7"}} if nodes > 1 else None
+
+    monkeypatch.setattr(new_processes.hash_seed, "runtime_env", runtime_env)
     there = {"group": lambda device: "g", "bundle": lambda device: device}
     devices, asked.cores = SimpleNamespace(nodes={0: "first"}, **there), {"first": 1.0}
     pool = WorkerPool(CORES, devices, NewProcesses(CORES, devices, "job"))

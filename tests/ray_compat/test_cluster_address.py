@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import ray
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.cluster_address import cluster_of_jobs, join
+from fluidtune.ray_compat.cluster_address import cluster_of_jobs, join, refuse_ended
 
 
 @pytest.fixture
@@ -45,19 +47,35 @@ def test_one_that_has_ended_or_hangs(
         "127.0.0.1:1": "does not answer (",
         "x:1:2": " Ray cluster at ",
     }
+    done: list[str] = []
     for address, words in said.items():
-        if by == "ray start":
+        if by != "--address":
             (alone / "ray_current_cluster").write_text(address)
-        elif by == "RAY_ADDRESS":
+        if by == "RAY_ADDRESS":
             monkeypatch.setenv(by, address)
         with pytest.raises(FluidTuneError) as found:
-            join(address if by == "--address" else "auto")
+            join(address if by == "--address" else "auto", meanwhile=partial(done.append, words))
         assert words in str(found.value)
         assert ("RAY_ADDRESS is" in str(found.value)) == (by == "RAY_ADDRESS")
-        assert ("`ray stop` forgets" in str(found.value)) == (
-            by == "ray start" and "does not answer" in str(found.value)
-        )
+        ended = by == "ray start" and "does not answer" in str(found.value)
+        assert (f"delete {alone / 'ray_current_cluster'}," in str(found.value)) == ended
+        if ended and address == "127.0.0.1:1":
+            with pytest.raises(FluidTuneError, match="it has ended; delete"):
+                refuse_ended()
+        else:
+            refuse_ended()
+    assert done == [said[silent]]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("file", ["", "/nowhere"])
+def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path) -> None:
+    """Seen: "answers no client within 3 s"."""
+    pytest.importorskip("ray._private.authentication")
+    code = "import sys; from fluidtune.ray_compat.cluster_address import *; cluster_of_jobs(sys.argv[1])"
+    given = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN_PATH": file} if file else {})}
+    done = subprocess.run([sys.executable, "-c", code, silent], env={**os.environ, **given}, capture_output=True)
+    assert "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH" in done.stderr.decode()
 
 
 @pytest.mark.ray

@@ -18,7 +18,7 @@ from tools import ray_boundary
 
 SOURCES = {path.name: path.read_text() for path in Path(ray_compat.__file__).parent.glob("*.py")}
 #: Names that the oldest Ray has not. tests/ray_compat/test_cluster_address.py uses them on the newest.
-NEWER = {"maybe_enable_token_auth_if_token_available"}
+NEWER = {"ensure_token_if_auth_enabled", "maybe_enable_token_auth_if_token_available"}
 
 
 def owners() -> dict[str, set[Any]]:
@@ -88,7 +88,6 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     assert set(lacking) == {
         "ray._private.authentication.authentication_token_setup",
         "ray._private.parameter.RayParams",
-        "ray._private.services",
         "ray.core.generated.gcs_pb2.ActorTableData",
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",

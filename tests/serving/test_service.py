@@ -120,7 +120,7 @@ def test_two_users_have_a_service_each_of_the_same_run(served, finished):
     with fluidtune.serve(finished, load, SLO_S, name="mine", user="bert", port=free_ports(1)[0]) as other:
         assert "service 'factors' is of user" in bert("stop", "--name", "factors")
         found = json.loads(bert("status", "--json"))
-        assert (found["name"], found["log"]) == ("mine", str(finished / "serving-mine"))
+        assert (found["version"], found["name"], found["log"]) == (1, "mine", str(finished / "serving-mine"))
         with fluidtune.Client(name="mine") as mine, fluidtune.Client(name="factors") as first:
             assert (mine(5), mine.trials(), first.trials()) == (15, other.trials, served.trials)
         assert "1 of 1 processes" in bert("status")

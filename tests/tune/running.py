@@ -170,7 +170,7 @@ def forks_ready(seconds: float = 60.0) -> None:
 
     context = ray.get_runtime_context()
     servers, node = ForkServers(worker_environment(), ONE_THREAD), context.get_node_id()
-    servers.prepare(node, hash_seed.runtime_env(1, dict(context.runtime_env)) or {})
+    servers.prepare(node, hash_seed.runtime_env(1, dict(context.runtime_env), {}) or {})
     until = time.monotonic() + seconds
     while servers.command(node) is None:
         assert servers.off is None and time.monotonic() < until, servers.off
