@@ -125,6 +125,13 @@ def test_a_wide_trial_without_a_known_end_makes_room():
     assert bench(m.Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
+def test_a_wide_trial_frees_what_a_gang_lacks_beside_the_idle_devices():
+    bench = wide_trial(None)
+    bench.results("a", 0.25, 3, width=4)
+    assert bench(m.DeviceGained(4, "node0"), plain("gang", 5, share=2)) == [resize("a", (0, 1, 2))]
+    assert bench(m.Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("gang", (3, 4), 1.0)]
+
+
 def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])

@@ -58,6 +58,14 @@ def test_a_group_counts_from_three_results_on_and_takes_medians():
     assert group.ratio(3) == pytest.approx(1.2**2 / 3)
 
 
+def test_a_gang_is_taken_to_be_as_many_times_slower_on_one_device():
+    group, speed = GroupSpeed(), TrialSpeed()
+    for seconds in (9.0, 0.75):
+        speed.record_result(2, seconds)
+    group.record_result("gang", speed, 2, gang=2)
+    assert group.base_seconds() == 1.5
+
+
 def test_a_new_group_asks_the_whole_job_until_it_knows_better():
     job = GroupSpeed()
     recorded(GroupSpeed(job), "a", w1=(2.0, 2), w2=(1.2, 4), w4=(1.8, 4))

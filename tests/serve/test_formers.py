@@ -226,8 +226,9 @@ class TestDelays:
         assert candidate.size == 2
 
     def test_a_wrong_delay_is_refused(self):
-        with pytest.raises(ServeError, match="delay jitter is -1"):
-            Delays(jitter=-1.0)
+        for wrong in (-1.0, math.inf):
+            with pytest.raises(ServeError, match=f"delay jitter is {wrong}"):
+                Delays(jitter=wrong)
 
 
 def test_a_full_batch_starts_at_once():

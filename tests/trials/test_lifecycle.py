@@ -164,6 +164,11 @@ def test_an_iteration_forgives_losses() -> None:
         driver.asked()
         driver.hears(m.LeaderDied(driver.call, ERROR, "killed", True, True))
     assert driver.life.place == "queued"
+    for loss in range(1, MAX_DEATHS):
+        driver.placed(0)
+        driver.found(f"again{loss}")
+        driver.hears(m.LeaderDied(process(f"again{loss}", 0), ERROR, "killed", True, True))
+    assert driver.life.place == "ended"
 
 
 @pytest.mark.parametrize("waits", [False, True])
