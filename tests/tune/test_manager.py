@@ -175,7 +175,7 @@ def test_each_trial_that_tune_stops_ends_once_in_the_log_whoever_paused_it(tried
     paused, over, leaving = tunes_trial("paused", status="PAUSED"), tunes_trial("over"), tried.placed(1.0).trial
     for trial in (paused, over):
         tried.manager.note_trial(trial)
-    tried.manager.remove_actor(tried.manager._runs.of_trial("a").tracked)
+    tried.manager.remove_actor(tried.manager._runs.by_trial["a"].tracked)
     tried.manager.trial_removed(leaving)  # Tune has paused it in the same step
     tried.manager.trial_removed(paused)
     paused.status = leaving.status = "TERMINATED"
