@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, this_machine
+from fluidtune.report.events import EventDict, EventLogError, this_machine
+from fluidtune.report.log_tail import LogTail
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.view.followed_run import FollowedRun
@@ -200,6 +204,15 @@ def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) 
     top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 208.0, next_look)
     last = out.getvalue().rpartition("\x1b[?1049l")[2]
     assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
+
+
+def test_a_log_that_this_user_may_not_see_any_more_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = LogTail(written(tmp_path, by_hand()))
+    assert tail.anew()
+    denied = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+    with pytest.raises(EventLogError, match=r"cannot be read: Permission denied$"), monkeypatch.context() as patched:
+        patched.setattr(os, "stat", denied)
+        tail.anew()
 
 
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:
