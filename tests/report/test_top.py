@@ -113,6 +113,7 @@ AT_0 = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)]
         (AT_0, 60.0, ["running for "]),
         # It was killed, or stands still: the log cannot say which.
         (AT_0, 100.0, ["nothing was written for 1 min 40 s"]),
+        ([begin(3600, 1), added(0, "a")], 100.0, ["nothing was written for 1 min 40 s"]),  # the clock was set back
         (
             [*AT_0, result(5, "a", 1, 5.0, 1.0), begin(90, 1)],
             90.0,
