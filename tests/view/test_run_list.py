@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
-from fluidtune.report.events import EventDict
+from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.run_logs import find_log
 from fluidtune.view.run_list import KEPT, RunList
 from tests.report.makers import added, begin, over, random_run, written
@@ -88,3 +89,13 @@ def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
     assert list(runs.logs()) == list("ab")
     assert find_log(str(tmp_path), newest=True).parent.name == "a"
     assert [each["key"] for each in runs.glances()] == list("ab")
+
+
+def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = storage(tmp_path / "ray_results", "ab") / "a"
+    assert find_log(newest.parent / "b", newest=True).parent == newest.parent / "b"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_log(None, newest=True).parent == newest
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(NoEventLogError, match=r"ray_results.*; give the directory of a run$"):
+        find_log(None, newest=True)
