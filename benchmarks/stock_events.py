@@ -150,7 +150,7 @@ def beside_png(ours: Run, stock: Run | None, out: str | os.PathLike[str]) -> Pat
     """Draw the use of devices over time, and as a line that of a run under stock Ray Tune, if there is one. Returns the
     PNG's path.
 
-    Time is counted from each run's own start. Their devices are matched in ascending order. Those that ours lacks have no row.
+    Time is counted from each run's own start. Their devices are matched in ascending order. What ours lacks has no row.
     """
     figure = utilisation_figure(ours)
     if stock is None:
