@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 from benchmarks import stock_events
 from fluidtune.report.drawing import COLOURS, save_png
@@ -152,14 +151,11 @@ def test_utilisation_has_all_devices_above_and_each_below():
     assert below.get_xlabel() == "time since start (s), averaged over 0.1 s"
 
 
-@pytest.mark.parametrize(("ours", "stock", "rows"), [(2, 1, [1]), (2, 2, [1, 0]), (1, 2, [0])])
-def test_the_devices_of_a_stock_run_are_matched_with_ours_in_ascending_order(ours, stock, rows, monkeypatch):
+def test_the_devices_of_a_stock_run_are_matched_with_ours_in_ascending_order(monkeypatch):
     monkeypatch.setattr(stock_events, "save_png", lambda figure, out: figure)
     record = {"trial": "a", "start": 0.0, "end": 9.0, "device": 0}
-    runs = [stock_events.events_from_tune_results([record], devices=devices) for devices in (ours, stock)]
-    figure = stock_events.beside_png(*runs, "")
-    drawn = [patch for patch in figure.axes[1].patches if to_hex(patch.get_edgecolor()) == to_hex(stock_events.OTHER)]
-    assert [patch.get_data().baseline for patch in drawn] == rows
+    ours, stock = (stock_events.events_from_tune_results([record], devices=count) for count in (2, 1))
+    assert stock_events.beside_png(ours, stock, "").axes[1].patches[-1].get_data().baseline == 1
 
 
 def test_what_nvml_measured_is_drawn_over_each_device():

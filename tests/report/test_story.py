@@ -247,8 +247,7 @@ def test_any_log_gives_a_story_that_mentions_every_change_of_width(
     for place in others.keys() & set(range(len(events))):
         other = whole(name) if (name := others[place]) else {}
         events[place] = {**other, **{field: events[place].get(field, "a") for field in other.keys() & {"t", "trial"}}}
-    events = list(filter(None, events))
-    events = [{**event, "t": event["t"] + drift * (place % 3)} for place, event in enumerate(events)]
+    events = [{**event, "t": event["t"] + drift * (place % 3)} for place, event in enumerate(filter(None, events))]
     expected = Counter[str]()
     for event in events:
         expected[event.get("trial", "")] += event["event"] in ("trial_started", "resized")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import re
 import subprocess
 import time
@@ -210,9 +208,8 @@ def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) 
 def test_a_log_that_this_user_may_not_see_any_more_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = LogTail(written(tmp_path, by_hand()))
     assert tail.anew()
-    denied = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
     with pytest.raises(EventLogError, match=r"cannot be read: Permission denied$"), monkeypatch.context() as patched:
-        patched.setattr(os, "stat", denied)
+        patched.setattr("os.stat", Mock(side_effect=PermissionError(1, "Permission denied")))
         tail.anew()
 
 
