@@ -150,7 +150,7 @@ def beside_png(ours: Run, stock: Run | None, out: str | os.PathLike[str]) -> Pat
     """Draw the use of devices over time, and as a line that of a run under stock Ray Tune, if there is one. Returns the
     PNG's path.
 
-    Time is counted from each run's own start. Their devices are matched in ascending order.
+    Time is counted from each run's own start. Their devices are matched in ascending order. What ours lacks has no row.
     """
     figure = utilisation_figure(ours)
     if stock is None:
@@ -164,7 +164,7 @@ def beside_png(ours: Run, stock: Run | None, out: str | os.PathLike[str]) -> Pat
     above, below = figure.axes
     label = f"stock Ray Tune: {held_part(uses[1]):.0%} held, {seconds / unit:.3g} {unit_name}"
     above.stairs(100 * busy.total, edges / unit, baseline=0, color=OTHER, linewidth=1.6, label=label, zorder=4)
-    for row, values in enumerate(reversed(busy.devices.values())):
+    for row, values in zip(reversed(range(len(uses[0].available))), busy.devices.values(), strict=False):
         curve = row + UTILISATION_ROW * values
         below.stairs(curve, edges / unit, baseline=row, color=OTHER, linewidth=0.8, zorder=4)
     above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)

@@ -203,7 +203,7 @@ def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
     A line that cannot be read (see `record_of`) is dropped and counted in `Events.dropped`. A killed driver leaves a
     part of one at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this
     version does not know are kept, so that the log of a newer version can be read.
-    Raises `EventLogError` if the first line shows that the file is no event log.
+    Raises `EventLogError` if a line before the first event shows that the file is no event log.
     """
     found = Events()
     for number, line in enumerate(lines, start=1):

@@ -6,6 +6,7 @@ A torn last line is kept until its rest comes.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,13 +33,17 @@ class LogTail:
 
         Raises `NoEventLogError` if there has been none so far, and `EventLogError` if it may not be read.
         """
-        if self.left is not None or (self._file is not None and not self._log.is_file()):
+        if self.left is not None:
             return False
-        with reading(self._log):
+        borne = () if self._file is None else (FileNotFoundError,)
+        with reading(self._log), suppress(*borne):
+            if not stat.S_ISREG(self._log.stat().st_mode):  # to open a pipe would wait for a writer
+                raise NoEventLogError(f"{self._log} is no file")
             file = self._log.open("rb")
-        self.close()
-        self._file, self._part, self._begun, self.dropped = file, b"", False, 0
-        return True
+            self.close()
+            self._file, self._part, self._begun, self.dropped = file, b"", False, 0
+            return True
+        return False
 
     def new(self, most: int = -1) -> list[EventDict]:
         """The events of the lines that are complete by now. What cannot be read is left out, as by `read_events`.

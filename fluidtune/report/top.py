@@ -127,17 +127,20 @@ class RunScreen:
 
     def __init__(self) -> None:
         self.run = Fold()
+        #: When the last event was written. Other than the fold's, it goes back if the clock is set back.
+        self._last = 0.0
         #: The run has ended. Or its driver is gone without a word, and another one may go on.
         self.over = self.died = False
 
     def hear(self, events: list[EventDict]) -> None:
         for event in events:
             self.run.step(event)
+            self._last = float(event["t"])
         self.over = self.run.over
         self.died = not self.over and driver_died(self.run.head)
 
     def draw(self, now: float, height: int) -> RenderableType:
-        now = self.run.now if self.over or self.died else max(now, self.run.now)
+        now = self._last if self.over or self.died else max(now, self._last)
         news = news_of(self.run, NEWS_SHOWN)
         # Five lines of head, one above each table, and one is kept for the cursor.
         left = max(2 * LEAST_ROWS, height - 5 - 2 - 1 - len(news))
@@ -158,7 +161,7 @@ class RunScreen:
         state = f"ended after {duration(since)}" if self.over else f"running for {duration(since)}"
         if self.died:
             state = f"its driver, process {head['pid']}, died after {duration(since)}"
-        silence = seconds_since(now, self.run.now)
+        silence = seconds_since(now, self._last)
         if not self.over and silence > RECENT_S:
             state += f", nothing was written for {duration(silence)}"
         states = states_of(run)

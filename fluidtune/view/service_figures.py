@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventLogError, service_of
+from fluidtune.report.events import EVENT_LOG_NAME, SERVICE_DIRECTORY, EventLogError, NoEventLogError, service_of
 from fluidtune.report.log_tail import LogTail
 from fluidtune.report.serving_report import (
     COLUMNS,
@@ -64,6 +64,8 @@ class _ServiceFigures:
             for event in events:
                 self._state = STATES.get(event["event"], self._state)
             self._sum = summarise_serving(events, self._sum)
+        except NoEventLogError:
+            return None
         except (EventLogError, OSError, KeyError, TypeError, ValueError) as error:
             self._state = f"its log cannot be read: {error}"
         if not self._state:

@@ -44,7 +44,7 @@ class BatchFormer(Protocol):
     """The requests of one model that wait, and the rule that makes batches of them.
 
     Moments of start mostly grow from call to call. They may go back a little; what was given up then stays given up.
-    `tests/serve/batch_formers.py` has the contract as tests.
+    `tests/serve/test_formers.py` has the contract as tests: add yours to its fixture `make`.
     """
 
     def add(self, request: Request) -> None:

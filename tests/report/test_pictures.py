@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from benchmarks import stock_events
 from fluidtune.report.drawing import COLOURS, save_png
 from fluidtune.report.fold import fold_of
 from fluidtune.report.occupancy import held_part, occupancy_of
@@ -148,6 +149,13 @@ def test_utilisation_has_all_devices_above_and_each_below():
     assert above.get_ylim()[1] > 100
     assert [label.get_text() for label in below.get_yticklabels()] == ["0", "1"]
     assert below.get_xlabel() == "time since start (s), averaged over 0.1 s"
+
+
+def test_the_devices_of_a_stock_run_are_matched_with_ours_in_ascending_order(monkeypatch):
+    monkeypatch.setattr(stock_events, "save_png", lambda figure, out: figure)
+    record = {"trial": "a", "start": 0.0, "end": 9.0, "device": 0}
+    ours, stock = (stock_events.events_from_tune_results([record], devices=count) for count in (2, 1))
+    assert stock_events.beside_png(ours, stock, "").axes[1].patches[-1].get_data().baseline == 1
 
 
 def test_what_nvml_measured_is_drawn_over_each_device():

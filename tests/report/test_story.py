@@ -31,6 +31,7 @@ from tests.report.makers import (
     started,
     written,
 )
+from tests.report.test_readable import OF_A_JOB, whole
 from tests.report.test_summary import by_hand
 
 GROWS = because(Reason.IDLE_DEVICES, idle=1, width=1, to=2, left=20, left_to=11, resize=0.2)
@@ -232,20 +233,27 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(0, 1000), st.integers(1, 40), st.sets(st.integers(0, 200), max_size=60), st.floats(-0.5, 0.5))
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 40),
+    st.dictionaries(st.integers(0, 200), st.sampled_from([None, *OF_A_JOB]), max_size=60),
+    st.floats(-0.5, 0.5),
+)
 def test_any_log_gives_a_story_that_mentions_every_change_of_width(
-    seed: int, iterations: int, lost: set[int], drift: float
+    seed: int, iterations: int, others: dict[int, str | None], drift: float
 ) -> None:
-    """Also one that lacks lines, and whose clock was set back."""
-    run = random_run(seed, devices=3, trials=4, iterations=iterations)
-    events = [event for place, event in enumerate(run) if place not in lost]
-    events = [{**event, "t": event["t"] + drift * (place % 3)} for place, event in enumerate(events)]
+    """Also one that has other events or none in the place of some, and whose clock was set back."""
+    events = random_run(seed, devices=3, trials=4, iterations=iterations)
+    for place in others.keys() & set(range(len(events))):
+        other = whole(name) if (name := others[place]) else {}
+        events[place] = {**other, **{field: events[place].get(field, "a") for field in other.keys() & {"t", "trial"}}}
+    events = [{**event, "t": event["t"] + drift * (place % 3)} for place, event in enumerate(filter(None, events))]
     expected = Counter[str]()
     for event in events:
         expected[event.get("trial", "")] += event["event"] in ("trial_started", "resized")
     for trial in {event["trial"] for event in events if "trial" in event}:
         story = story_of(events, trial)
-        changes = [entry for entry in story.entries if entry.width is not None]
+        changes = [each for each in story.entries if each.width is not None and each.kind != "resize failed"]
         assert len(changes) == expected[trial]
         lines = story.lines()
         assert sum(_stood_for(line) for line in lines[1 : len(lines) - len(story.end)]) == len(story.entries)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, this_machine
+from fluidtune.report.events import EventDict, EventLogError, this_machine
+from fluidtune.report.log_tail import LogTail
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.view.followed_run import FollowedRun
@@ -109,6 +111,7 @@ AT_0 = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0)]
         (AT_0, 60.0, ["running for "]),
         # It was killed, or stands still: the log cannot say which.
         (AT_0, 100.0, ["nothing was written for 1 min 40 s"]),
+        ([begin(3600, 1), added(0, "a")], 100.0, ["nothing was written for 1 min 40 s"]),  # the clock was set back
         (
             [*AT_0, result(5, "a", 1, 5.0, 1.0), begin(90, 1)],
             90.0,
@@ -200,6 +203,14 @@ def test_a_log_that_is_replaced_is_followed_anew(removed: bool, tmp_path: Path) 
     top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), lambda: 208.0, next_look)
     last = out.getvalue().rpartition("\x1b[?1049l")[2]
     assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
+
+
+def test_a_log_that_this_user_may_not_see_any_more_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = LogTail(written(tmp_path, by_hand()))
+    assert tail.anew()
+    with pytest.raises(EventLogError, match=r"cannot be read: Permission denied$"), monkeypatch.context() as patched:
+        patched.setattr("os.stat", Mock(side_effect=PermissionError(1, "Permission denied")))
+        tail.anew()
 
 
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path) -> None:

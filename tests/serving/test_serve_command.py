@@ -43,10 +43,11 @@ def test_functions_that_are_not_there(text, said):
         loader(text)
 
 
-def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
+def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.setattr(ray, "init", None)  # it is said before Ray is started
     with pytest.raises(FluidTuneError, match=r'not installed: .*uvloop; type: pip install "fluidtune\[serve\]"'):
-        service.check_installed()
+        serve(models=[{"name": "a", "checkpoint": str(tmp_path), "load": runs.load, "slo": 1.0, "rate": 1.0}])
 
 
 @pytest.mark.serve

@@ -108,7 +108,7 @@ class CheckedWorld(World):
             self._lasts["idle"][gpu] = max(0.0, lasts - SETTINGS.patience_s)
 
     def _check(self) -> None:
-        """Check the invariants. Raises Violation."""
+        """Check the invariants, see `_violated`."""
         self.settle()
         passed, self._checked = self.now - self._checked, self.now
         # Whether the arbiter can do its work.

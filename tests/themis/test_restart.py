@@ -13,6 +13,17 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 
 
+def test_without_books_apps_keep_what_they_have_for_a_whole_lease():
+    cluster = Cluster(2)
+    cluster.join("a", Job(2))
+    held = dict(cluster.reserved)
+    there = {("a", gpu, token): "group" for gpu, (_, token) in held.items()}
+    cluster.arbiter = Arbiter.restored({}, there, cluster.arbiter.state.gpus.values())
+    cluster.notices.clear()
+    cluster.wait(30)
+    assert len(held) == 2 and cluster.reserved == held and not cluster.notices
+
+
 def test_who_has_the_name_of_an_app_of_the_books_is_not_ended_before_that_one_is_heard():
     # Seen: an arbiter that died before its books knew the next app of a name; the next arbiter ended that app.
     cluster = Cluster(1)

@@ -159,6 +159,9 @@ def test_the_services_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(service_figures, "LOOK_S", float("inf"))
     log = written(tmp_path / "run", by_hand())
     run = FollowedRun(log)
+    (log.parent / "serving-folder" / EVENT_LOG_NAME).mkdir(parents=True)
+    (log.parent / "serving-pipe").mkdir()
+    os.mkfifo(log.parent / "serving-pipe" / EVENT_LOG_NAME)  # what has a log's name and is no file is no service
     assert run.look()["services"] == []
     named, service = (written(tmp_path / "run" / where, served(8)) for where in ("serving-digits", "serving"))
     assert run.look()["services"] == []

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
-from fluidtune.report.events import EventDict
+from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.run_logs import find_log
 from fluidtune.view.run_list import KEPT, RunList
 from tests.report.makers import added, begin, over, random_run, written
@@ -87,4 +88,11 @@ def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "nothing" / "fluid_events.jsonl").symlink_to("nowhere")
     assert list(runs.logs()) == list("ab")
     assert find_log(str(tmp_path), newest=True).parent.name == "a"
+    assert find_log(str(tmp_path / "b"), newest=True).parent.name == "b"
     assert [each["key"] for each in runs.glances()] == list("ab")
+
+
+def test_where_there_are_no_runs_a_line_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NoEventLogError, match=r"ray_results.*; give the directory of a run$"):
+        find_log(None, newest=True)
