@@ -97,7 +97,7 @@ class FluidScheduler(TrialScheduler):
         return {name: value for name, value in vars(self).items() if name not in self._OF_ONE_RUN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._begin_run(None)
 
     @property
