@@ -39,15 +39,26 @@ def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError
 
     def lacks() -> doctor.Check:
-        raise ModuleNotFoundError("No module named 'a.b'", name="a.b")
+        raise ModuleNotFoundError("No module named 'a'", name="a")
+
+    def unlinked() -> doctor.Check:
+        raise ImportError("libcudnn.so.9: cannot open\nand a dozen lines", name="a")
+
+    def unmounted(path: Any) -> Usage:
+        raise OSError("stale mount")
 
     torch = "cannot be checked, as something raises OSError: libcudart.so.12: cannot open shared object file"
     monkeypatch.setitem(sys.modules, "torch", Broken())
-    assert [found for found in doctor.checks() if found[0] == "torch"] == [("torch", False, torch)]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(shutil, "disk_usage", unmounted)
+    found = {name: (well, text) for name, well, text in doctor.checks()}
+    assert found["torch"] == (False, torch)
+    assert found["memory"] == (False, "cannot be checked, as something raises OSError: stale mount")
+    assert found["gpu"] == (None, "no telemetry (pynvml is not installed); type: pip install nvidia-ml-py")
     gpu = "cannot be checked, as something raises RuntimeError: no more is said"
-    assert list(doctor.looked("a", lacks)) == [
-        ("a", False, "No module named 'a.b'; type: pip install fluidtune, which brings what it needs")
-    ]
+    assert list(doctor.looked("a", lacks)) == [("a", False, "No module named 'a'; type: pip install a")]
+    unlinks = "cannot be checked, as something raises ImportError: libcudnn.so.9: cannot open"
+    assert list(doctor.looked("a", unlinked)) == [("a", False, unlinks)]
     assert list(doctor.looked("gpu", lost)) == [("gpu", True, "2 on this machine"), ("gpu", False, gpu)]
 
 

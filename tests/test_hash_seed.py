@@ -117,7 +117,7 @@ def test_a_restored_run_has_the_value_of_its_run_and_the_users_holds(monkeypatch
     for of_run in ("7", "22"):  # this process restores one run after another
         hash_seed.go_on_with(of_run)
         assert hash_seed.of_workers({}) == of_run != drawn
-    for odd in ("None", str(2**32), "-1", "7\0"):  # a log that is damaged
+    for odd in ("None", str(2**32), "-1", "7\0"):  # a state that is damaged
         hash_seed.go_on_with(odd)
     assert hash_seed.of_workers({}) == "22"
     assert hash_seed.of_workers({"env_vars": {hash_seed.VARIABLE: "3"}}) == "3"

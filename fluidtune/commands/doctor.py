@@ -40,14 +40,13 @@ def checks() -> Iterator[Check]:
     """All checks, in the order of the command's lines."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
-    server = _begun()
+    server, shm = _begun(), "/dev/shm"
     yield from looked("ray", _ray)
     yield from looked("slurm", _slurm)
     yield from looked("cluster", _cluster)
     yield from looked("disk", lambda: disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp")))
     yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
-    shared = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
-    yield from looked("memory", lambda: memory_check(shared))
+    yield from looked("memory", lambda: memory_check(shutil.disk_usage(shm).total if os.path.isdir(shm) else None))
     yield from looked("torch", _torch)
     yield from looked("fork server", lambda: _forks(server))
     yield from looked("serve", _serve)
@@ -62,8 +61,8 @@ def looked(name: str, look: Callable[[], Check | Iterator[Check]]) -> Iterator[C
         yield from [found] if isinstance(found, tuple) else found
     except FluidTuneError as error:
         yield name, False, str(error)
-    except ImportError as error:
-        yield name, False, f"{error}; type: pip install fluidtune, which brings what it needs"
+    except ModuleNotFoundError as error:
+        yield name, False, f"{error}; type: pip install {error.name}"
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no more is said"])[0]
         yield name, False, f"cannot be checked, as something raises {type(error).__name__}: {said}"
@@ -192,8 +191,11 @@ def _forks(begun: ForkServer | Check) -> Check:
 
 
 def _gpus() -> Iterator[Check]:
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        yield "gpu", None, "no telemetry (pynvml is not installed); type: pip install nvidia-ml-py"
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

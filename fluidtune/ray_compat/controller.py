@@ -43,7 +43,7 @@ REQUEST, HASH_SEED, SEARCH = "_fluidtune_request", "_fluidtune_hash_seed", "_flu
 
 
 def saved_with_run(controller: TuneController) -> dict[str, Any]:
-    """Return what Tune saves with the run's trials, as JSON: the controller's attributes. A restored run has them.
+    """Return the controller's attributes. Tune saves these three with the run's trials, as JSON, for a restored run.
 
     ``SEARCH`` is there until `extend_controller`, which a run whose trials have all ended does not come to.
     """

@@ -77,7 +77,7 @@ def is_here(files: pyarrow.fs.FileSystem) -> bool:
 def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str) -> None:
     """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one.
 
-    Where that fails, the old one stays.
+    Where that fails, the old one stays on a file system of this machine. Others may have a part of the new one then.
     """
     at = _partial(path) if is_here(files) else path
     try:

@@ -94,7 +94,8 @@ class Steering:
         `failed` if nothing has changed.
         """
         if known := self.acts.get(act.id):
-            assert known.state != "asked", f"{act} is asked for again before it was carried out"
+            if known.state == "asked":
+                raise RuntimeError(f"{act} is asked for again before it was carried out")
             return []
         self.acts[act.id] = act
         why = self._why_not(act, facts)
@@ -154,7 +155,8 @@ class Steering:
         return facts.no_keep and f"{trial} cannot be kept: {facts.no_keep}"
 
     def _go(self, act: Act | None, state: State, cause: str, **more: str) -> Act:
-        assert act and cause in STATES.get((act.state, state), "").split(", "), f"{cause} cannot make {act} {state}"
+        if act is None or cause not in STATES.get((act.state, state), "").split(", "):
+            raise RuntimeError(f"{cause} cannot make {act} {state}")
         self.acts[act.id] = replace(act, state=state, **more)  # type: ignore[arg-type]
         return self.acts[act.id]
 

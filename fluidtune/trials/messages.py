@@ -447,7 +447,7 @@ class PollDevices(Instruction):
 
 @dataclass(frozen=True)
 class TellRunning(Instruction):
-    """The trial runs in this worker, for the first time since Tune asked for it.
+    """The trial runs in this worker. Tune is told of the first time since it asked for the trial.
 
     ``again``: it ran before, and why it left its worker then, in words: Tune does not notice.
     """

@@ -228,7 +228,7 @@ def _check_picklable(trainable: Any) -> None:
 
 def _culprit(trainable: Any) -> str | None:
     """Return the name of a global or closure variable of the function that cannot be pickled; None: there is none."""
-    if not inspect.isfunction(trainable):
+    if not (inspect.isfunction(trainable) or inspect.ismethod(trainable)):
         return None
     used = inspect.getclosurevars(trainable)
     for name, value in {**used.nonlocals, **used.globals}.items():

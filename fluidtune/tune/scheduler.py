@@ -38,6 +38,11 @@ class FluidScheduler(TrialScheduler):
     #: Makes the base scheduler where the script gives none, or a name: for each run a new one, as Tune does.
     #: None: the script's own object serves all runs.
     _make_base: Callable[[], TrialScheduler] | None = None
+    #: What `_begin_run` sets, and what the next run goes on with.
+    _OF_ONE_RUN = (
+        "_mode", "_manager", "_left_to_ray", "_refusal", "_targets", "adapter",
+        "_stopper_target", "steered", "_memory", "_begun", "extension",
+    )  # fmt: skip
     #: What the next run, which is a restored one, goes on with; None once it does.
     extension: Extension | None = None
 
@@ -89,8 +94,11 @@ class FluidScheduler(TrialScheduler):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore. What is of one run is not part of it.
-        kept = ("base_scheduler", "executor", "kept", "_make_base")
-        return {name: value for name, value in vars(self).items() if name in kept}
+        return {name: value for name, value in vars(self).items() if name not in self._OF_ONE_RUN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_run(None)
 
     @property
     def supports_buffered_results(self) -> bool:

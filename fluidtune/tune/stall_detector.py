@@ -1,7 +1,7 @@
 """Which trials take too long: by how long their own iterations and those of others took before, or by a user's limit.
 
-It decides only which trials to name. A silent trial keeps its devices, because a slow iteration is not a wrong one. One
-that has passed a limit is ended. Pure: the time is handed in.
+It decides which trials to name or to end. A silent trial keeps its devices, because a slow iteration is not a wrong
+one. One that has passed a limit is ended. Pure: the time is handed in.
 """
 
 from __future__ import annotations

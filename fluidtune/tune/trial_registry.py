@@ -7,6 +7,7 @@ It makes the events with which a trial arrives at the engine. Which group a tria
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -22,7 +23,6 @@ from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.device_kinds import by_resource
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
-from fluidtune.report.metric_values import flat
 from fluidtune.trials.messages import TrainableCapabilities
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
@@ -44,9 +44,11 @@ VALUE_LENGTH = 100
 
 def parameters_of(trial: Trial) -> dict[str, Any]:
     """What the search chose for the trial, with the values that it has now: PBT changes them."""
-    found, values = {}, dict(flat(trial.config))
+    found: dict[str, Any] = {}
     for name, chosen in (trial.evaluated_params or {}).items():
-        now = values.get(str(name), chosen)
+        now: Any = trial.config
+        for part in str(name).split("/"):  # as Tune names one in another; each may be a mapping
+            now = now.get(part, chosen) if isinstance(now, Mapping) else chosen
         plain = now is None or isinstance(now, Real)
         found[str(name)] = now if plain else str(now)[:VALUE_LENGTH]
     return found

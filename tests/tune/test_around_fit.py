@@ -62,6 +62,17 @@ def test_an_algorithm_of_the_script_is_the_same_in_each_run() -> None:
     assert scheduler.base_scheduler is base and again.set_search_properties("score", "max")
 
 
+def test_of_a_pickled_scheduler_only_what_is_of_one_run_is_left_out() -> None:
+    """Tune pickles it for a later restore. Seen: a subclass lost its own attributes, and a copy had no mode."""
+    scheduler = fluidtune.FluidScheduler(tune.schedulers.FIFOScheduler())
+    settings = {"base_scheduler", "executor", "kept"}
+    for made in (fluidtune.FluidScheduler(), scheduler):
+        made.own, made.extension = "own", object()  # type: ignore[attr-defined,assignment]
+        assert made.__getstate__().keys() - {"_make_base"} == {*settings, "own"}
+    again = pickle.loads(pickle.dumps(scheduler))
+    assert (again.own, again.mode, again.extension, again._begun) == ("own", None, None, False)
+
+
 MODULES = {
     "__init__.py": "",
     "numbers_of.py": "def double(x):\n    return 2.0 * x\n",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -116,11 +117,18 @@ def with_a_global_lock() -> Any:
     return names["train"]
 
 
+def a_method_with_a_global_lock() -> Any:
+    return MethodType(with_a_global_lock(), {})
+
+
 def a_class_with_a_lock() -> Any:
     return type("train", (tune.Trainable,), {"step": closing_over_a_lock()})
 
 
-@pytest.mark.parametrize("make", [closing_over_a_lock, with_a_global_lock, a_class_with_a_lock])
+LOCKED = [closing_over_a_lock, with_a_global_lock, a_method_with_a_global_lock, a_class_with_a_lock]
+
+
+@pytest.mark.parametrize("make", LOCKED)
 def test_a_trainable_that_cannot_be_pickled_names_the_culprit(make: Any) -> None:
     train = make()
     named = "_thread.lock" if isinstance(train, type) else "'lock' (lock)"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 from ray.tune import PlacementGroupFactory
+from ray.tune.trainable import FunctionTrainable
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
@@ -184,6 +185,26 @@ def test_each_trial_that_tune_stops_ends_once_in_the_log_whoever_paused_it(tried
     tried.manager.run_ended(True)
     ends = [(each["trial"], each["ending"]) for each in tried.logged("trial_ended")]
     assert ends == [("a", "stopped"), ("paused", "stopped"), ("over", "stopped")]
+
+
+def test_a_trial_that_comes_as_one_leaves_its_device_needs_no_other_one(tried: Tried) -> None:
+    """As when Tune pauses one and promotes another. Else a job on demand asked for one device more each time."""
+
+    def comes(name: str) -> Any:
+        tried.manager.note_trial(trial := tunes_trial(name, get_trainable_cls=lambda: FunctionTrainable))
+        return tried.manager.add_actor(None, {"config": {TRIAL_INFO: trial}}, None)
+
+    leaves, _ = (tried.placed(1.0, name=name) for name in "ab")
+    tried.manager.remove_actor(leaves.tracked)
+    comes("c")
+    assert not tried.job.newcomers
+    tried.manager._advance()
+    waits = comes("d")
+    assert list(tried.job.newcomers) == [1.0]
+    tried.manager._advance()
+    tried.manager.remove_actor(waits)
+    comes("e")
+    assert list(tried.job.newcomers) == [1.0], "the one that left had no device"
 
 
 @pytest.mark.parametrize(

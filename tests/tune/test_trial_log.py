@@ -81,6 +81,7 @@ def test_the_values_are_those_of_the_configuration_now() -> None:
     """PBT changes these. What the search has not chosen, such as a key to some service, is left out."""
     config = {"lr": 0.2, "net": {"width": 8}, "api_key": "secret"}
     assert of({"lr": 0.1, "net/width": 4}, config) == {"lr": 0.2, "net/width": 8}
+    assert of({"net": {"width": 4}}, config) == {"net": "{'width': 8}"}
     assert of({"layers/0": 3, "gone": 1}, {"layers": [4]}) == {"layers/0": 3, "gone": 1}
     assert of(None, config) == of({}, config) == {}
 

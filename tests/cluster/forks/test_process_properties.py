@@ -36,6 +36,7 @@ threading.active_count()
 [each[0] for each in warnings.filters if each[0] == "error"]
 logging.getLogger().level, len(logging.getLogger().handlers)
 logging.getLogger("matplotlib").isEnabledFor(40)
+len(logging.getLogger("torch").handlers), logging.getLogger("torch").level
 numpy.geterr(), numpy.get_printoptions()["precision"]
 torch.get_default_dtype()
 torch.get_num_threads(), torch.get_num_interop_threads()
