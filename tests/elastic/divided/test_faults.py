@@ -302,6 +302,16 @@ def test_that_a_trial_calls_modules_is_seen_without_followers_and_no_hook_stays(
         assert trial.facts().calls_modules and not any(HOOKS_FOR_ALL)
 
 
+def test_modules_without_parameters_do_not_end_the_look_for_one_with_them() -> None:
+    """As transforms of each sample, before the first batch."""
+    with grown(2) as trial:
+        trial.division.begin_iteration()
+        for _ in range(50):
+            nn.ReLU()(torch.ones(2))
+        nn.Linear(4, 4)(torch.randn(8, 4)).sum().backward()
+        assert trial.facts().calls_modules
+
+
 def test_a_module_in_more_states_than_a_follower_keeps_replicas_of() -> None:
     """Seen: a follower forgot other replicas than its leader believed, and the module stayed whole."""
     net = nn.Linear(12, 5)
