@@ -149,6 +149,15 @@ def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path):
     assert kept_commit(storage) is None
 
 
+def test_a_storage_that_is_away_is_not_told_as_a_commit_that_cannot_be_read(tmp_path, monkeypatch, caplog):
+    files = Failing()
+    storage, files.fails = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=files), 9
+    monkeypatch.setattr(insist, "__defaults__", ((),))
+    with caplog.at_level(logging.WARNING):
+        assert kept_commit(storage, needed=False) is None
+    assert f"{tmp_path} begins without a commit, should it have one: " in caplog.text
+
+
 def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, monkeypatch, caplog):
     """Its note is of a class that the script has no more. Seen: the trial failed."""
     gone = ModuleType("gone")

@@ -149,7 +149,10 @@ def kept_commit(storage: Any, needed: bool = True) -> Commit | None:
     except MemoryError:
         raise
     except Exception as error:
-        if needed and isinstance(error, StorageAway):
-            raise
+        if isinstance(error, StorageAway):
+            if needed:
+                raise
+            log.warning("%s begins without a commit, should it have one: %s", storage.trial_fs_path, failure(error))
+            return None
         log.warning("the commit in %s cannot be read, and is passed over: %s", commit_path(storage), failure(error))
         return None
