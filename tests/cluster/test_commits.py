@@ -192,6 +192,20 @@ def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
 def test_what_a_killed_process_has_left_of_a_commit_goes_with_the_next_one(tmp_path):
     folder = tmp_path / ".fluid_commit"
     folder.mkdir()
-    (folder / ".commit-0.partial").write_bytes(b"half of a comm")
+    for left in (".commit-0.partial", ".commit-7.0f.partial", "commit-0.17.tmp"):  # of versions before, too
+        (folder / left).write_bytes(b"half of a comm")
     committed(tmp_path, LocalFileSystem())
-    assert unfinished(tmp_path) == [] and (folder / "commit-0").exists()
+    assert {each.name for each in folder.iterdir()} == {"commit-0", "commit-1"}
+
+
+def test_a_process_that_was_given_up_and_its_successor_write_no_file_together(tmp_path):
+    opened = []
+
+    class Given(LocalFileSystem):
+        def open_output_stream(self, path, *args, **how):
+            opened.append(path)
+            return super().open_output_stream(path, *args, **how)
+
+    for _ in range(2):
+        committed(tmp_path, Given(), iteration=3)
+    assert len({*opened}) == 4

@@ -112,7 +112,10 @@ class ForkServer:
         return "the fork server has ended"
 
     def stop(self) -> None:
-        """Let it end, and wait for that. Any thread, also before or while it begins; it never begins again. Its children live on."""
+        """Let it end, and wait for that; it never begins again. Its children live on.
+
+        Any thread, also while it begins.
+        """
         self._stopped = True
         process, self._process = self._process, None
         if process is not None:
