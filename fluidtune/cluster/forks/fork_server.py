@@ -60,7 +60,7 @@ class ForkServer:
         if self._stopped:
             return
         # What it prints is in memory without a name: it needs no disk.
-        self._log = open(os.memfd_create("fluidtune-forks"), "rb")
+        self._log = os.fdopen(os.memfd_create("fluidtune-forks"), "rb")
         process = self._process = subprocess.Popen(
             [sys.executable, str(server.__file__), self._name],
             stdin=subprocess.PIPE,
