@@ -134,8 +134,10 @@ class WorkerPool:
         idle = self._idle(device)
         if not idle or self._must_see(others):
             return None
-        idle[-1].take()
-        return idle[-1]
+        ready = [worker for worker in idle if not worker.starting]
+        chosen = (ready or idle)[-1]
+        chosen.take()
+        return chosen
 
     def _idle(self, device: int) -> list[PooledWorker]:
         """The idle workers of the device, in the order in which they were started."""

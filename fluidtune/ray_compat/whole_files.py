@@ -74,12 +74,16 @@ def is_here(files: pyarrow.fs.FileSystem) -> bool:
     return isinstance(files, pyarrow.fs.LocalFileSystem)
 
 
-def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str) -> None:
+def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str, own: str = "") -> None:
     """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one.
 
+<<<<<<< HEAD
     Where that fails, the old one stays on a file system of this machine. Others may have a part of the new one then.
+=======
+    Where that fails, the old one stays. ``own``: what the name of the incomplete file has of this writer alone.
+>>>>>>> b-x1
     """
-    at = _partial(path) if is_here(files) else path
+    at = _partial(path + own) if is_here(files) else path
     try:
         with files.open_output_stream(at) as stream:
             for piece in [content] if isinstance(content, bytes) else content:

@@ -149,6 +149,15 @@ def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path):
     assert kept_commit(storage) is None
 
 
+def test_a_storage_that_is_away_is_not_told_as_a_commit_that_cannot_be_read(tmp_path, monkeypatch, caplog):
+    files = Failing()
+    storage, files.fails = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=files), 9
+    monkeypatch.setattr(insist, "__defaults__", ((),))
+    with caplog.at_level(logging.WARNING):
+        assert kept_commit(storage, needed=False) is None
+    assert f"{tmp_path} begins without a commit, should it have one: " in caplog.text
+
+
 def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, monkeypatch, caplog):
     """Its note is of a class that the script has no more. Seen: the trial failed."""
     gone = ModuleType("gone")
@@ -183,6 +192,20 @@ def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
 def test_what_a_killed_process_has_left_of_a_commit_goes_with_the_next_one(tmp_path):
     folder = tmp_path / ".fluid_commit"
     folder.mkdir()
-    (folder / ".commit-0.partial").write_bytes(b"half of a comm")
+    for left in (".commit-0.partial", ".commit-7.0f.partial", "commit-0.17.tmp"):  # of versions before, too
+        (folder / left).write_bytes(b"half of a comm")
     committed(tmp_path, LocalFileSystem())
-    assert unfinished(tmp_path) == [] and (folder / "commit-0").exists()
+    assert {each.name for each in folder.iterdir()} == {"commit-0", "commit-1"}
+
+
+def test_a_process_that_was_given_up_and_its_successor_write_no_file_together(tmp_path):
+    opened = []
+
+    class Given(LocalFileSystem):
+        def open_output_stream(self, path, *args, **how):
+            opened.append(path)
+            return super().open_output_stream(path, *args, **how)
+
+    for _ in range(2):
+        committed(tmp_path, Given(), iteration=3)
+    assert len({*opened}) == 4

@@ -105,5 +105,6 @@ def test_the_board_of_a_driver_that_was_killed_is_removed_and_no_other_one(tmp_p
     for path in (dead, *others):
         path.mkdir()
         (path / "1-0-17").touch()
+    (tmp_path / f"{PREFIX}{ended.pid}-older").touch()  # boards were files
     new = OccupancyBoard.of_this_driver()
     assert {*map(Path, (mine, new)), *others} == set(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,14 @@ def test_followers_count_from_the_next_look_on_and_until_they_go(group: Group) -
     late = group.attached(1)
     late.join(60)
     assert late.exitcode == 1 and leader.placement() == ((1,), 1)
+
+
+def test_a_trial_goes_on_when_its_board_is_removed(group: Group, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "board")
+    group.leader.begin_iteration()
+    assert group.leader.placement() == ((1,), 1) and group.leader.facts().width == 1
+    group.leader.leave()
+    assert group.board.count(0) == 1
 
 
 def test_the_trial_stops_once_when_a_follower_has_come(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(cuda: Cuda) -> None:
 
 
 class HoldsItself:
-    """As objects of frameworks do."""
+    """As a prepared module does, by its hooks."""
 
     freed = False
 

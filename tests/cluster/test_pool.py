@@ -148,6 +148,14 @@ def test_a_spare_is_idle_until_a_trial_takes_it(pool, asked):
     assert again.start_spares() == []
 
 
+def test_a_worker_that_is_ready_is_taken_before_a_spare_that_still_starts(pool):
+    first = taken(pool, 0)
+    first.starting = False
+    (spare,) = pool.start_spares()
+    pool.return_worker(first)
+    assert [taken(pool, 0), taken(pool, 0)] == [first, spare]
+
+
 def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unloaded(asked):
     # It holds what the next one was promised.
     divided = pool_of(CORES, asked, spares=True, divided=True)

@@ -73,7 +73,8 @@ class EmulatedSession(LeaderSession):
 
     def _look(self) -> None:
         """Take in the followers that have come, and forget those that have gone. Pauses if one has come."""
-        now = self._board.devices_of(self._group) if self._leads else [self._device]
+        others = self._board.devices_of(self._group) if self._leads else []
+        now = sorted({self._device, *others})  # also where the board was removed
         if set(now) - set(self._devices):
             time.sleep(self._profile.resize)
         if now != self._devices:

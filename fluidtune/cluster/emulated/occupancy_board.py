@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,11 +38,13 @@ class OccupancyBoard:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
             number = left.name.removeprefix(PREFIX).partition("-")[0]
             if number.isdecimal() and not Path("/proc", number).exists():
-                shutil.rmtree(left, ignore_errors=True)  # another user's stays
+                with suppress(OSError):  # another user's stays
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
         return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
 
     def enter(self, device: int, group: int = 0) -> None:
-        """This process trains on the device from now on."""
+        """This process trains on the device from now on. A folder that was removed meanwhile is made again."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         (self._folder / f"{device}-{group}-{os.getpid()}").touch()
 
     def leave(self, device: int) -> None:

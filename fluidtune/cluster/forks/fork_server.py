@@ -49,15 +49,18 @@ class ForkServer:
         self._name = name or new_name()
         self._modules, self._environment = modules, dict(environment)
         self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
 
     def begin(self) -> None:
-        """Have it import the modules, from now on.
+        """Have it import the modules, from now on, unless it was stopped.
 
         Raises:
             OSError: it cannot be started.
         """
+        if self._stopped:
+            return
         # What it prints is in memory without a name: it needs no disk.
-        self._log = os.memfd_create("fluidtune-forks")
+        self._log = os.fdopen(os.memfd_create("fluidtune-forks"), "rb")
         process = self._process = subprocess.Popen(
             [sys.executable, str(server.__file__), self._name],
             stdin=subprocess.PIPE,
@@ -68,6 +71,8 @@ class ForkServer:
             env=self._environment,
         )
         process.wait()  # the server itself has left it
+        if self._stopped:  # while it was started
+            self.stop()
         _order(process, self._modules, self._environment, last=False)
 
     def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> ServerState:
@@ -89,12 +94,14 @@ class ForkServer:
     def _heard(self, process: subprocess.Popen[str]) -> ServerState:
         assert process.stdout is not None
         line = process.stdout.readline()
-        said: dict[str, Any] = json.loads(line) if line else {}
+        said: dict[str, Any] = {}
+        with suppress(json.JSONDecodeError):  # it said nothing, or not all of it
+            said = json.loads(line)
         if "ready" in said:
             command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), self._name])
             return ServerState(command, None, said["failed"], said["pid"], said["ready"])
-        last = max(0, os.fstat(self._log).st_size - _LAST_WORDS)
-        words = os.pread(self._log, _LAST_WORDS, last).decode(errors="replace").strip().splitlines()
+        last = max(0, os.fstat(self._log.fileno()).st_size - _LAST_WORDS)
+        words = os.pread(self._log.fileno(), _LAST_WORDS, last).decode(errors="replace").strip().splitlines()
         self.stop()
         return ServerState(None, said.get("unfit", f"it died while it imported: {(words or ['it ended'])[-1]}"))
 
@@ -105,7 +112,11 @@ class ForkServer:
         return "the fork server has ended"
 
     def stop(self) -> None:
-        """Let it end, and wait for that. Any thread, also while it begins. Its children live on."""
+        """Let it end, and wait for that; it never begins again. Its children live on.
+
+        Any thread, also while it begins.
+        """
+        self._stopped = True
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
@@ -114,7 +125,7 @@ class ForkServer:
             with suppress(OSError, ValueError):
                 process.stdout.read()
             process.stdout.close()
-            os.close(self._log)
+            self._log.close()
 
 
 def _order(process: subprocess.Popen[str], names: Sequence[str], environment: Mapping[str, str], last: bool) -> None:

@@ -106,9 +106,9 @@ def _serve(name: str, modules: tuple[list[str], list[str]]) -> None:
                     own = nodes.of_own_node()
                     if used or user or own is None:
                         server.stop()
+                        base = os.environ if own is None else {**own, **user}
+                        server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **base}), name)
                     if own is not None:
-                        if used or user:
-                            server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), name)
                         used = True
                         state = server.finish(then, {key: value for key, value in own.items() if key[:4] == "RAY_"})
                         if state.why is not None:

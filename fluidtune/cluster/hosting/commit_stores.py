@@ -12,16 +12,18 @@ import json
 import logging
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyarrow.fs import FileSelector
 from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
 from fluidtune.error_lines import failure
-from fluidtune.ray_compat.whole_files import write_whole
+from fluidtune.ray_compat.whole_files import is_here, write_whole
 
 if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore
@@ -68,6 +70,7 @@ class _StorageFiles:
 
     def __init__(self, storage: Any):
         self._fs = storage.storage_filesystem
+        self._own = f".{secrets.token_hex(4)}"
 
     def write_bytes(self, path: str, data: bytes) -> None:
         if data:
@@ -76,8 +79,12 @@ class _StorageFiles:
             insist(lambda: self._write(path, data))
 
     def _write(self, path: str, data: bytes) -> None:
-        self._fs.create_dir(os.path.dirname(path))
-        write_whole(data, self._fs, path)
+        folder = os.path.dirname(path)
+        self._fs.create_dir(folder)
+        for each in self._fs.get_file_info(FileSelector(folder)) if is_here(self._fs) else ():
+            if each.path.endswith((".partial", ".tmp")) and self._own not in each.path:
+                self._fs.delete_file(each.path)  # of a process that was killed, or given up: it must not come late
+        write_whole(data, self._fs, path, self._own)
 
     def read_bytes(self, path: str) -> bytes:
         def read() -> bytes:
@@ -149,7 +156,10 @@ def kept_commit(storage: Any, needed: bool = True) -> Commit | None:
     except MemoryError:
         raise
     except Exception as error:
-        if needed and isinstance(error, StorageAway):
-            raise
+        if isinstance(error, StorageAway):
+            if needed:
+                raise
+            log.warning("%s begins without a commit, should it have one: %s", storage.trial_fs_path, failure(error))
+            return None
         log.warning("the commit in %s cannot be read, and is passed over: %s", commit_path(storage), failure(error))
         return None

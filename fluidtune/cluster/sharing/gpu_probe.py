@@ -59,7 +59,7 @@ def failure_of_device() -> str | None:
 def free_device() -> None:
     """Give back the memory of accelerators that this process does not use any more."""
     for each in started().values():
-        gc.collect()  # frameworks have objects that hold each other
+        gc.collect()  # prepared modules hold themselves, by their hooks
         with suppress(RuntimeError):  # after a failure of CUDA
             each.empty_cache()
 

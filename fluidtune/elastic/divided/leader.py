@@ -196,7 +196,8 @@ class DataParallelLeader:
 
 
 class _Look:
-    """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls.
+    """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls
+    that followers could have divided, of which one had parameters.
 
     ``amid``: it may begin while a module computes. The loop's first calls may be for shapes alone (Keras): a module
     that is asked for its parameters then makes them of what stands in their place.
@@ -239,7 +240,7 @@ class _Look:
         stack = self._stacks.__dict__.setdefault("stack", [])
         if stack:
             stack.pop()
-        if not stack and self._division.followers.can_divide():
+        if not stack and self._division._calls_modules and self._division.followers.can_divide():
             self._left -= 1
             if self._left <= 0:
                 self._division._end_look()

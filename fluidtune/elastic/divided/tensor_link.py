@@ -89,6 +89,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Close the file, as the end of this object does; what is mapped stays as long as tensors need it."""
+        self.file = -1  # its number may soon be another file's
         self._close()
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -145,14 +146,14 @@ class Link:
         beside = [tensor for tensor, flag in zip(tensors, paired, strict=True) if not flag]
         own = [layout for layout, flag in zip(layouts, paired, strict=True) if not flag]
         used = 0
-        if self._out is not None:
-            starts, used = places(own)
-            self._out.grow(used)
-            for at, layout, tensor in zip(starts, own, beside, strict=True):
-                if tensor.numel():
-                    self._out.view(at, layout).copy_(tensor)
-        header = pickle.dumps((kind, value, layouts, paired), 5)
         try:
+            if self._out is not None:
+                starts, used = places(own)
+                self._out.grow(used)
+                for at, layout, tensor in zip(starts, own, beside, strict=True):
+                    if tensor.numel():
+                        self._out.view(at, layout).copy_(tensor)
+            header = pickle.dumps((kind, value, layouts, paired), 5)
             self._send(_HEAD.pack(len(header), used, file is not None) + header)
             if file is not None:
                 socket.send_fds(self._socket, [b"f"], [file])

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fluidtune.cluster.forks.fork_server import ForkServer, new_name
+from fluidtune.cluster.forks.fork_server import ForkServer, ServerState, new_name
 from fluidtune.cluster.forks.forked import by_server
 from salus_share.seat_table import home
 from tests.contracts.processes import connected, needs_root, python, until, without_descriptors
@@ -96,6 +96,7 @@ def test_a_package_of_that_name_in_the_users_folder_is_taken(packages, serve, tm
         ),
         ("import subprocess\nCHILD = subprocess.Popen(['sleep', '1'])\n", "has started a process"),
         ("import os\nprint('its last words', flush=True)\nos._exit(1)\n", "its last words"),
+        ("import os\nos.write(3, b'half a line\\n')\n", "it ended"),  # where the server speaks
     ],
 )
 def test_there_is_no_server_after_an_import_that_ends_it_or_starts_what_forks_lack(packages, does, why):
@@ -104,12 +105,21 @@ def test_there_is_no_server_after_an_import_that_ends_it_or_starts_what_forks_la
     assert state.command is None and why in (state.why or "")
 
 
-def test_a_server_may_be_stopped_while_it_begins(monkeypatch):
+@pytest.mark.parametrize("moment", ["before", "as it is started", "while it begins", "after"])
+def test_a_server_that_is_stopped_while_it_begins_does_not_begin_again(monkeypatch, moment):
     """Seen: its thread ended with an assertion where the node's own server was quicker."""
-    server = ForkServer([], dict(os.environ))
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda _: server.stop())
+    server, start = ForkServer([], dict(os.environ)), subprocess.Popen.__init__
+    if moment == "as it is started":
+        monkeypatch.setattr(subprocess.Popen, "__init__", lambda *args, **how: (server.stop(), start(*args, **how))[1])
+    if moment == "while it begins":
+        monkeypatch.setattr(subprocess.Popen, "wait", lambda _: server.stop())
+    if moment == "before":
+        server.stop()
     server.begin()
+    if moment == "after":
+        server.stop()
     assert server.wait() == "the fork server has ended"
+    assert server.finish([], {}) == ServerState(None, "it was stopped")
 
 
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):

@@ -10,6 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -155,6 +157,29 @@ def test_a_follower_is_lost(moment: str, statistics: bool, followers: int) -> No
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("opens", [True, False], ids=["its number is a file's", "its number is free"])
+def test_a_backward_on_a_link_that_another_call_has_closed(opens: bool, tmp_path: Path) -> None:
+    """Seen: its gradients were written over a file that the loop had opened meanwhile."""
+    loop, x, outputs = Loop(), torch.ones(20, 12, dtype=torch.float64), list[torch.Tensor]()
+    with grown(2) as trial:
+        followers = trial.division.followers
+
+        def divided() -> bool:
+            before, outputs[:] = followers.divided, [loop.model(x)]
+            return followers.divided > before
+
+        assert until(divided)
+        trial.kill(trial.pids[-1])
+        outputs.append(loop.model(x))
+        assert not followers.present
+        with ExitStack() as files:
+            for each in range(4 * opens):
+                files.enter_context(open(tmp_path / str(each), "w+b", buffering=0)).write(b"precious")
+            sum(outputs).sum().backward()
+    assert all(each.read_bytes() == b"precious" for each in tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("impatient")
 def test_the_loop_does_not_wait_for_a_check() -> None:
     """Of a follower that hangs in it, which is given up in the end."""
     loop = Loop(True)
@@ -277,6 +302,16 @@ def test_that_a_trial_calls_modules_is_seen_without_followers_and_no_hook_stays(
         assert trial.facts().calls_modules and not any(HOOKS_FOR_ALL)
 
 
+def test_modules_without_parameters_do_not_end_the_look_for_one_with_them() -> None:
+    """As transforms of each sample, before the first batch."""
+    with grown(2) as trial:
+        trial.division.begin_iteration()
+        for _ in range(50):
+            nn.ReLU()(torch.ones(2))
+        nn.Linear(4, 4)(torch.randn(8, 4)).sum().backward()
+        assert trial.facts().calls_modules
+
+
 def test_a_module_in_more_states_than_a_follower_keeps_replicas_of() -> None:
     """Seen: a follower forgot other replicas than its leader believed, and the module stayed whole."""
     net = nn.Linear(12, 5)
@@ -324,7 +359,7 @@ def test_the_error_is_that_of_alone() -> None:
     with grown(2) as trial:
         for _ in range(4):
             model(torch.randn(20, 12)).sum().backward()
-        assert trial.division.followers.divided
+        assert trial.division.followers.divided, (trial.facts(), trial.checked)
         bad = torch.randn(20, 12)
         bad[15, 0] = 101.0  # in the follower's part
         for _ in range(2):
@@ -350,7 +385,7 @@ def test_a_loop_that_is_ended_from_outside_leaves_no_half_call() -> None:
     with grown(2) as trial:
         for _ in range(4):
             model(torch.randn(20, 12)).sum().backward()
-        assert trial.division.followers.divided
+        assert trial.division.followers.divided, (trial.facts(), trial.checked)
         Stops.stop = True
         with pytest.raises(Ended):
             model(torch.randn(20, 12))
@@ -395,7 +430,7 @@ def test_followers_of_another_machine() -> None:
     with grown(3, host="127.0.0.1") as trial:
         for _ in range(STEPS):
             loop.step()
-        assert trial.division.followers.divided
+        assert trial.division.followers.divided, (trial.facts(), trial.checked)
         assert not any(peer.link.shares for peer in trial.division.followers.present)
     assert loop.result() == pytest.approx(expected, rel=1e-9)
 
