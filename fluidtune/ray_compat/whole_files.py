@@ -77,11 +77,8 @@ def is_here(files: pyarrow.fs.FileSystem) -> bool:
 def write_whole(content: bytes | Iterable[bytes], files: pyarrow.fs.FileSystem, path: str, own: str = "") -> None:
     """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one.
 
-<<<<<<< HEAD
     Where that fails, the old one stays on a file system of this machine. Others may have a part of the new one then.
-=======
-    Where that fails, the old one stays. ``own``: what the name of the incomplete file has of this writer alone.
->>>>>>> b-x1
+    ``own``: what the name of the incomplete file has of this writer alone.
     """
     at = _partial(path + own) if is_here(files) else path
     try:
