@@ -100,11 +100,11 @@ def test_what_is_not_there_is_neither_well_nor_missing(monkeypatch: pytest.Monke
     )
 
 
-def test_while_a_cluster_is_waited_for_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_imported_while_a_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen: beside a head node that hung, doctor took 7 s."""
     done: list[str] = []
     monkeypatch.setattr(cluster_address, "join", lambda meanwhile: done.extend(name for name, _, _ in meanwhile()))
-    assert [name for name, _, _ in doctor._cluster()] == ["cluster"] and done == ["torch"]
+    assert [name for name, _, _ in doctor._cluster()] == ["cluster"] and done == ["torch", "serve"]
 
 
 @pytest.mark.ray

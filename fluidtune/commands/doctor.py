@@ -94,7 +94,8 @@ def _cluster() -> Iterator[Check]:
 
     from fluidtune.ray_compat.cluster_address import join
 
-    if not join(meanwhile=lambda: list(looked("torch", _torch))):  # its import takes as long as a silent cluster
+    # What takes long to import is imported while a silent cluster is waited for.
+    if not join(meanwhile=lambda: [*looked("torch", _torch), *looked("serve", _serve)]):
         yield "cluster", None, "none to join, so a job begins one of its own"
         return
     try:
