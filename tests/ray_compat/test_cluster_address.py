@@ -70,12 +70,13 @@ def test_one_that_has_ended_or_hangs(
 
 @pytest.mark.parametrize("file", ["", "/nowhere"])
 def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path) -> None:
-    """Seen: "answers no client within 3 s"."""
-    pytest.importorskip("ray._private.authentication")
+    """Seen: "answers no client within 3 s". A Ray without tokens says just that."""
     code = "import sys; from fluidtune.ray_compat.cluster_address import *; cluster_of_jobs(sys.argv[1])"
     given = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", **({"RAY_AUTH_TOKEN_PATH": file} if file else {})}
     done = subprocess.run([sys.executable, "-c", code, silent], env={**os.environ, **given}, capture_output=True)
-    assert "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH" in done.stderr.decode()
+    token = "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH"
+    has_tokens = (Path(ray.__file__).parent / "_private" / "authentication").is_dir()
+    assert (token if has_tokens else "answers no client within 3 s") in done.stderr.decode()
 
 
 @pytest.mark.ray
