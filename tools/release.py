@@ -142,7 +142,10 @@ def _numbers(version: str) -> list[int]:
 
 def environments() -> list[tuple[str, str]]:
     """The Pythons of pyproject.toml that are here, and the file of the versions that each gets."""
-    found = [path for minor in range(10, 14) if (path := shutil.which(f"python3.{minor}"))] or [sys.executable]
+    names = [path for minor in range(10, 14) if (path := shutil.which(f"python3.{minor}"))]
+    # A shim of a version manager stands in PATH also for a Python that is not switched on, and then fails.
+    found = [path for path in names if not subprocess.run([path, "-V"], capture_output=True).returncode]
+    found = found or [sys.executable]
     # Ray 2.44 has no wheel for Python 3.13.
     return [*((path, "constraints.txt") for path in found), (found[0], "constraints-oldest.txt")]
 
