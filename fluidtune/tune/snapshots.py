@@ -38,6 +38,7 @@ class Snapshots:
         #: Trials that have ended; of how many of these the storage has that, and of how many the commits are gone.
         self._ended: list[Trial] = []
         self._ends_stored = self._deleted = 0
+        self._over = False
         note_no_encoded_objects()
         store_whole_files(controller, self.state_written)
 
@@ -68,14 +69,15 @@ class Snapshots:
         self.pace.news_came()
 
     def save_if_due(self) -> None:
-        """Have Tune write its state, if it is time."""
-        if self.pace.is_due(is_pausing(self._controller)):
+        """Have Tune write its state, if it is time. Once the run is over, trials that Tune stops have not ended."""
+        if not self._over and self.pace.is_due(is_pausing(self._controller)):
             began = time.monotonic()
             begin_to_save_state(self._controller)
             self.pace.saved(time.monotonic() - began)
 
     def run_ended(self, saved: bool) -> None:
         """Tune's run is over. ``saved``: Tune has written its final state."""
+        self._over = True
         if saved and self.stored:
             self._ends_stored = len(self._ended)
 

@@ -10,10 +10,15 @@ import pytest
 from fluidtune.tune.snapshots import Snapshots
 
 
-def snapshots(delete: Any) -> Any:
-    """Those of a run whose trial "a" has ended."""
+def snapshots(delete: Any, save: Any = None) -> Any:
+    """Those of a run whose trial "a" has ended. ``save`` is called when Tune is to save its state."""
     syncer = SimpleNamespace(storage_filesystem=None, sync_period=0.0, sync_timeout=0.0, wait=lambda: None)
-    controller = SimpleNamespace(get_trials=lambda: [], _storage=SimpleNamespace(syncer=syncer))
+    controller = SimpleNamespace(
+        get_trials=lambda: [],
+        _storage=SimpleNamespace(syncer=syncer),
+        _cached_trial_decisions={},
+        checkpoint=lambda force: save(force),
+    )
     made: Any = Snapshots(controller, delete)
     made.trial_ended("a")
     return made
@@ -53,3 +58,14 @@ def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> N
     made.run_ended(saved=True)
     made.delete_commits()
     assert "stay where they are: directory not empty" in caplog.text
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_nothing_is_saved_of_how_tune_ends_a_run_that_failed(over: bool) -> None:
+    """Seen: a callback raised, and a restored run took the trials that Tune had stopped for finished."""
+    saves: list[bool] = []
+    made = snapshots(None, saves.append)
+    if over:
+        made.run_ended(saved=False)
+    made.save_if_due()
+    assert len(saves) == (not over)
