@@ -54,7 +54,7 @@ The cluster that a job joins (`cluster_address`):
 
 - ``canonicalize_bootstrap_address``, ``read_ray_address``: by them ``ray.init()`` finds the cluster that it joins.
 - ``get_ray_address_file``: the file that a user deletes if that has ended.
-- ``GcsClient``: asks a head node whether it takes this user's token, and no more.
+- ``GcsClient``: asks a head node for its nodes' folders, and so whether it takes this user's token.
 - ``ensure_token_if_auth_enabled``: says which token is missing. Ray's client ends the process then.
 - ``maybe_enable_token_auth_if_token_available``: since Ray 2.60, how ``ray.init()`` comes to send a user's token to a
   cluster that it has found itself. Older ones have no tokens.

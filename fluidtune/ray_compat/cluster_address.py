@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import ray
@@ -23,6 +24,18 @@ from fluidtune.errors import FluidTuneError
 CONNECT_S, ANSWER_S = 1.0, 3.0
 #: What Ray says where there is no token, or a cluster's is another one (its gRPC status, and its own words).
 _NO_TOKEN = ("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError")
+
+
+#: What each process of a job writes to in the session's folder of its node. Without one of them Ray ends the process.
+_WRITTEN = ("artifacts", "logs/events", "logs/export_events", "sockets/plasma_store", "sockets/raylet")
+
+
+def closed(session: Path) -> str | None:
+    """Why this Unix user cannot join the node of this machine with this session's folder. None: it can."""
+    shut = [name for name in _WRITTEN if os.path.exists(path := session / name) and not os.access(path, os.W_OK)]
+    if not shut:
+        return None
+    return f"another Unix user runs it, and {session} is not open to this one: see `fluidtune docs security`"
 
 
 def of_token(told: str) -> str | None:
@@ -55,13 +68,17 @@ def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lam
 
 
 def refuse_ended(temp_dir: str | None = None) -> None:
-    """Raise FluidTuneError where a cluster that ``ray.init()`` finds by itself refuses connections: it has ended.
+    """Raise FluidTuneError where a cluster that ``ray.init()`` finds by itself has ended, or is another user's.
 
-    One that takes them may be slow, and one that RAY_ADDRESS names may be about to start: Ray waits for both.
+    It has ended where it refuses connections. One that takes them may be slow, and one that RAY_ADDRESS names may be
+    about to start: Ray waits for both.
     """
     found = None if os.environ.get("RAY_ADDRESS") else read_ray_address(temp_dir)
     if found is not None:
-        _reach(found, found, get_ray_address_file(temp_dir), patient=True)
+        file = get_ray_address_file(temp_dir)
+        _reach(found, found, file, patient=True)
+        if shut := closed(Path(file).with_name("session_latest")):
+            raise FluidTuneError(f"the Ray cluster at {found} cannot be joined: {shut}")
 
 
 def _reach(found: str, named: str, file: str | None, patient: bool = False) -> None:
@@ -139,8 +156,9 @@ def _ask(address: str, write: int, found_by_ray: bool) -> NoReturn:
             if found_by_ray:
                 setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             setup.ensure_token_if_auth_enabled(create_token_if_missing=False)  # without one the client ends the process
-        GcsClient(address=address).internal_kv_exists(b"fluidtune", False)
-        said = "welcome"
+        nodes = GcsClient(address=address).get_all_node_info().values()
+        sessions = {Path(node.raylet_socket_name).parents[1] for node in nodes if node.raylet_socket_name}
+        said = next(filter(None, map(closed, sessions)), "welcome")
     except BaseException as error:  # whatever it is, the parent says it
         said = f"{type(error).__name__}: {error}"
     os.write(write, said.encode()[: 1 << 15])

@@ -79,6 +79,17 @@ def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path
     assert (token if has_tokens else "answers no client within 3 s") in done.stderr.decode()
 
 
+def test_one_of_another_unix_user(alone: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: Ray ended the process by SIGABRT."""
+    (alone / "ray_current_cluster").write_text(silent)
+    (alone / "session_latest/sockets").mkdir(parents=True)
+    (alone / "session_latest/sockets/raylet").touch()
+    refuse_ended()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FluidTuneError, match="another Unix user runs it, and .* is not open to this one"):
+        refuse_ended()
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
 def test_one_that_answers() -> None:
