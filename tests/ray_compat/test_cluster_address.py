@@ -86,7 +86,7 @@ def test_one_of_another_unix_user(alone: Path, silent: str, monkeypatch: pytest.
     (alone / "session_latest/sockets/raylet").touch()
     refuse_ended()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(FluidTuneError, match="another Unix user runs it, and .* is not open to this one"):
+    with pytest.raises(FluidTuneError, match="another Unix user runs it, and"):
         refuse_ended()
 
 
