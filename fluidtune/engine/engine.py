@@ -8,7 +8,6 @@ decides neither which trials there are, which Tune does, nor how a resize is don
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from fluidtune.engine.device_demand import DeviceDemand, device_demand
@@ -47,7 +46,6 @@ class Engine:
         concurrent_packing: how many trials of an asynchronous group may share one device for the sake of its
             concurrency, if that is more than c.
         max_workers: d, the widest that a trial may get. None: all devices.
-        resize_seconds: epsilon, what a resize costs at least: a new process computes its first calls twice.
 
     Raises:
         EngineError: a setting that cannot work.
@@ -62,21 +60,17 @@ class Engine:
         search_limit: int = SEARCH_LIMIT,
         concurrent_packing: int = 1,
         max_workers: int | None = None,
-        resize_seconds: float = 0.2,
     ) -> None:
         if max_packing is not None and max_packing < 1:
             raise EngineError(f"max_packing is {max_packing!r}, expected >= 1 (1: no packing), or None to find it out")
         if max_workers is not None and max_workers < 1:
             raise EngineError(f"max_workers is {max_workers!r}, expected >= 1, or None for all devices")
-        if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
-            raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
         self._state = State(
             c=max_packing or 1,
             search=PackingSearch(search_limit) if max_packing is None else None,
             sharing=None if lanes is None else Sharing(lanes),
             concurrent_packing=concurrent_packing,
             max_workers=max_workers,
-            resize_seconds=resize_seconds,
         )
         #: Instructions that follow from events taken since the last decision. Empty between two calls unless one
         #: raised.

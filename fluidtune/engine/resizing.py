@@ -23,7 +23,7 @@ from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.speed import TRUSTED, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
-from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
+from fluidtune.engine.width_rules import EPSILON, change_pays, shrink_pays, widest
 from fluidtune.planning.fluid import resize_pays, static_widths
 
 #: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
@@ -150,7 +150,7 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
         if target > width and _may_grow(state, trial):
             devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
             numbers = _times(state, trial, len(devices))
-            why = because(Reason.IDLE_DEVICES, idle=spare, resize=state.epsilon, **numbers)
+            why = because(Reason.IDLE_DEVICES, idle=spare, resize=EPSILON, **numbers)
             spare -= len(devices) - width
             state.promise_devices(trial, devices)
             out.append(Resize(trial.name, devices, why=why))
@@ -208,7 +208,7 @@ def _planned_widths(state: State, movers: list[Trial], heights: list[float], n: 
     planned = {}
     for trial, static in zip(movers, static_widths(heights, n, c=1, d=d), strict=True):
         held, wanted = len(trial.devices), int(static)
-        pays = wanted != held and resize_pays(planning_load(state, trial), held, wanted, state.epsilon)
+        pays = wanted != held and resize_pays(planning_load(state, trial), held, wanted, EPSILON)
         planned[trial.name] = wanted if pays else held
     return planned
 
@@ -273,7 +273,7 @@ def worth_a_device(state: State, idle: int) -> list[Trial]:
         if width >= 1 or device in left or any(other.status == "suspending" for other in tenants):
             continue
         saved = seconds_left(state, trial, width) - seconds_left(state, trial, _reach_alone(state, trial, idle))
-        if saved > SUSPEND_FACTOR * state.epsilon:
+        if saved > SUSPEND_FACTOR * EPSILON:
             out.append(trial)
             left.add(device)
     return out

@@ -11,12 +11,17 @@ from fluidtune.engine.speed import scaled, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 
+#: epsilon (alg. 3.2): the seconds that a resize costs. It stops no trial, but the first calls of a new worker are
+#: computed twice. `benchmarks.resize` measures these seconds (``stall``); this is judgement, for larger modules.
+EPSILON = 0.2
+
 # Wide: the scaling limit d, and DynamicFluid's rules
 
 
 def allowed_width(state: State) -> int:
     """d by the setting ``max_workers`` and the number of devices, whatever was measured; at least 1."""
-    return max(1, min(len(state.devices), state.max_workers or len(state.devices)))
+    devices = len(state.devices)
+    return max(1, min(devices, state.max_workers or devices))
 
 
 def widest(state: State, trial: Trial) -> int:
@@ -28,7 +33,7 @@ def widest(state: State, trial: Trial) -> int:
 
 def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
     """Whether it is done sooner at width ``other``: DynamicFluid's rule for scaling up, with measured times."""
-    return seconds_left(state, trial, other) + state.epsilon < seconds_left(state, trial, width)
+    return seconds_left(state, trial, other) + EPSILON < seconds_left(state, trial, width)
 
 
 def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
@@ -45,7 +50,7 @@ def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
     before, after = seconds_left(state, trial, current_width(state, trial)), seconds_left(state, trial, limit)
     if limit <= len(trial.devices) or before <= later:
         return False
-    return later + state.epsilon + after * (1 - later / before) < before
+    return later + EPSILON + after * (1 - later / before) < before
 
 
 def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:
@@ -58,7 +63,7 @@ def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:
     if not knows_scaling(trial):
         beta = 1 + 1 / allowed_width(state)
         after = before * scaled(beta, narrower) / scaled(beta, width)
-    return narrower * (after + state.epsilon) < width * before
+    return narrower * (after + EPSILON) < width * before
 
 
 # Narrow: the packing limit c

@@ -281,7 +281,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     """A trial of 2 s an iteration on one device, and half of that on two."""
     # Seen: a job took six GPUs from another one and gave them back 9.6 s later without one iteration on them.
     clock = SimpleNamespace(now=100.0)
-    engine = Engine(resize_seconds=0.5)
+    engine = Engine()
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
     engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
     progress = JobProgress(engine, lambda group: (), 8, None)
@@ -307,7 +307,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     came = clock.now
     assert resize("a", (0, 1)) in told + results(1, 1.0)
     clock.now += 6.0
-    engine.handle(m.Resized("a", (0, 1), 0.5), now=clock.now)
+    engine.handle(m.Resized("a", (0, 1)), now=clock.now)
     results(1, 2.0)
     assert asked(0, 1) == 8 and progress.lag == pytest.approx(clock.now - came) == pytest.approx(9.5, abs=0.1)
     results(1, 2.0)
