@@ -28,7 +28,7 @@ from fluidtune.engine.resizing import (
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Trial, TrialView, TrialWork
-from fluidtune.engine.width_rules import growth_pays
+from fluidtune.engine.width_rules import growth_pays, widest
 from salus_share.lanes import Place
 
 
@@ -179,19 +179,20 @@ class Engine:
         state = self._state
         return sum(trial.done * base_seconds(state, trial) for trial in state.trials.values() if trial.done)
 
-    def works_left(self, later: float = 0.0) -> Iterator[TrialWork]:
+    def works_left(self, most: int, later: float = 0.0) -> Iterator[TrialWork]:
         """The work left of every trial that waits or holds devices, in the order first added.
 
-        later: seconds until further devices would be of use, for
-        `TrialWork.grows`.
+        most: the number of devices that the job may have. later: seconds until further ones would be of use.
         """
         state = self._state
         for trial in state.trials.values():
             if trial.status in ("running", "suspending", "waiting"):
                 left, base = iterations_left(trial), base_seconds(state, trial)
-                pays, width = growth_pays(state, trial, later), self._width(trial)
-                have = (trial.name, trial.group.name, trial.kind, width, tuple(trial.devices))
-                yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays, trial.gang)
+                least = max(trial.gang, len(trial.devices))
+                ever = max(least, widest(state, trial, most))
+                useful = ever if growth_pays(state, trial, most, later) else least
+                have = (trial.name, trial.group.name, tuple(trial.devices), useful, ever)
+                yield TrialWork(*have, trial.iterations, trial.done, left * base, base)
 
     def _width(self, trial: Trial) -> float:
         if self._state.sharing is None or not trial.devices:

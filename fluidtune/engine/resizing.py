@@ -15,12 +15,11 @@ from fluidtune.engine.estimates import (
     iterations_left,
     knows_scaling,
     planning_load,
-    scaling_overhead,
     seconds_left,
 )
 from fluidtune.engine.messages import Instruction, Resize, Suspend
 from fluidtune.engine.reasons import Reason, Why, because
-from fluidtune.engine.speed import TRUSTED, widest_paying
+from fluidtune.engine.speed import TRUSTED
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.engine.width_rules import EPSILON, change_pays, shrink_pays, widest
@@ -199,7 +198,7 @@ def _targets(state: State, movers: list[Trial], heights: list[float], spare: int
             short -= width - wanted
     if spare:
         shrinking = {trial.name for trial in shrinks}
-        _hand_out(state, [trial for trial in movers if trial.name not in shrinking], limits, targets, spare)
+        _hand_out(state, [trial for trial in movers if trial.name not in shrinking], targets, spare)
     return targets, shrinks
 
 
@@ -213,7 +212,7 @@ def _planned_widths(state: State, movers: list[Trial], heights: list[float], n: 
     return planned
 
 
-def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets: dict[str, int], spare: int) -> None:
+def _hand_out(state: State, trials: list[Trial], targets: dict[str, int], spare: int) -> None:
     """Gives what the floor in StaticFluid left idle, one device at a time, to the trial that would end last.
 
     [10, 1, 1] on 4 devices leaves one idle, two equal trials on 3 leave one; the paper lets these devices idle.
@@ -227,8 +226,7 @@ def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets
     while spare and heap:
         _, number, trial = heapq.heappop(heap)
         wider = targets[trial.name] + 1
-        reach = min(limits[trial.name], _reach(state, trial))
-        if wider <= reach and change_pays(state, trial, len(trial.devices), wider):
+        if wider <= _reach(state, trial) and change_pays(state, trial, len(trial.devices), wider):
             targets[trial.name] = wider
             spare -= 1
             heapq.heappush(heap, (-seconds_left(state, trial, wider), number, trial))
@@ -280,27 +278,21 @@ def worth_a_device(state: State, idle: int) -> list[Trial]:
 
 
 def next_width(state: State, trial: Trial, most: int) -> int:
-    """The width to which it would grow next if there were idle devices enough; its own if it does not grow.
-
-    ``most``: the largest width to think of.
-    """
+    """The width to which it would grow next in a job of ``most`` devices; its own if it does not grow."""
     width = len(trial.devices)
     if not trial.can_grow or not _may_grow(state, trial) or not _may_want(state, trial):
         return width
     if width == 1 and not state.is_alone(trial):
         return width
-    limit = min(most, state.max_workers or most, widest_paying(scaling_overhead(trial)))
-    if not knows_scaling(trial):
-        limit = min(limit, _reach(state, trial))
-    return max(width, int(limit))
+    return max(width, _reach(state, trial, most))
 
 
-def _reach(state: State, trial: Trial) -> int:
-    """How wide it may get at once: up to d if its beta is known, else twice as wide after each measured width."""
-    width = len(trial.devices)
+def _reach(state: State, trial: Trial, most: int | None = None) -> int:
+    """How wide it may get at once: d if its beta is known, else at most twice as wide after each measured width."""
+    width, limit = len(trial.devices), widest(state, trial, most)
     if knows_scaling(trial):
-        return widest(state, trial)
-    return 2 * width if width == 1 or trial.speed.count(width) >= TRUSTED else width
+        return limit
+    return min(limit, 2 * width if width == 1 or trial.speed.count(width) >= TRUSTED else width)
 
 
 def _at_rest(trial: Trial) -> bool:

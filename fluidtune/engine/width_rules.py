@@ -18,17 +18,20 @@ EPSILON = 0.2
 # Wide: the scaling limit d, and DynamicFluid's rules
 
 
-def allowed_width(state: State) -> int:
-    """d by the setting ``max_workers`` and the number of devices, whatever was measured; at least 1."""
-    devices = len(state.devices)
+def allowed_width(state: State, most: int | None = None) -> int:
+    """d by the setting ``max_workers`` and the job's devices, whatever was measured; at least 1.
+
+    ``most``: the number of devices that the job might have; None: those that are there.
+    """
+    devices = len(state.devices) if most is None else most
     return max(1, min(devices, state.max_workers or devices))
 
 
-def widest(state: State, trial: Trial) -> int:
+def widest(state: State, trial: Trial, most: int | None = None) -> int:
     """d for this trial: `allowed_width`, or less if that does not pay as measured; 1 if it cannot grow."""
     if not trial.can_grow:
         return 1
-    return int(min(allowed_width(state), widest_paying(scaling_overhead(trial))))
+    return int(min(allowed_width(state, most), widest_paying(scaling_overhead(trial))))
 
 
 def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
@@ -36,8 +39,8 @@ def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
     return seconds_left(state, trial, other) + EPSILON < seconds_left(state, trial, width)
 
 
-def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
-    """Whether it would be done sooner with more devices than it has, however many these are.
+def growth_pays(state: State, trial: Trial, most: int, later: float = 0.0) -> bool:
+    """Whether it would be done sooner with more devices than it has, in a job of ``most`` devices.
 
     later: seconds until they would be of use. Until then it goes on with what it has, and a resize comes after that.
     """
@@ -45,8 +48,7 @@ def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
         return False
     if not trial.devices:
         return True
-    limit = widest_paying(scaling_overhead(trial))
-    limit = min(limit, state.max_workers or limit)
+    limit = widest(state, trial, most)
     before, after = seconds_left(state, trial, current_width(state, trial)), seconds_left(state, trial, limit)
     if limit <= len(trial.devices) or before <= later:
         return False
