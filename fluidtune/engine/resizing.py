@@ -14,15 +14,15 @@ from fluidtune.engine.estimates import (
     height,
     iterations_left,
     knows_scaling,
-    planning_load,
+    scaling_overhead,
     seconds_left,
 )
 from fluidtune.engine.messages import Instruction, Resize, Suspend
 from fluidtune.engine.reasons import Reason, Why, because
-from fluidtune.engine.speed import TRUSTED
+from fluidtune.engine.speed import TRUSTED, scaled
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
-from fluidtune.engine.width_rules import EPSILON, change_pays, shrink_pays, widest
+from fluidtune.engine.width_rules import EPSILON, change_pays, widest
 from fluidtune.planning.fluid import resize_pays, static_widths
 
 #: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
@@ -83,8 +83,9 @@ def shrink_slower_trials(state: State) -> list[Instruction]:
         if knows_scaling(trial):
             narrower |= {min(width, widest(state, trial))}
         best = min(narrower, key=lambda w: (seconds_left(state, trial, w), w), default=width)
-        if change_pays(state, trial, width, best):
-            seconds, seconds_to = (seconds_left(state, trial, w) / iterations_left(trial) for w in (width, best))
+        left, left_to = seconds_left(state, trial, width), seconds_left(state, trial, best)
+        if left_to + EPSILON < left:
+            seconds, seconds_to = (each / iterations_left(trial) for each in (left, left_to))
             why = because(Reason.SLOWER, width=width, to=best, seconds=seconds, seconds_to=seconds_to)
             out.append(_shrink(state, trial, best, why))
     state.check_back.clear()
@@ -120,7 +121,7 @@ def _spares(state: State, trial: Trial, wanted: int) -> int:
     """How many of ``wanted`` devices a wide trial gives to trials that wait; 0 where scaling down does not pay."""
     width = len(trial.devices)
     narrower = max(1, width - wanted)
-    gives = _at_rest(trial) and (trial.iterations is None or shrink_pays(state, trial, width, narrower))
+    gives = _at_rest(trial) and (trial.iterations is None or change_pays(state, trial, width, narrower))
     return width - narrower if gives else 0
 
 
@@ -141,9 +142,9 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):
         return out
-    heights = {trial: height(state, trial) for trial in movers}
-    movers.sort(key=lambda trial: (-heights[trial], trial.number))
-    targets, shrinks = _targets(state, movers, [heights[trial] for trial in movers], spare)
+    largest_first = sorted([(-height(state, trial), trial.number, trial) for trial in movers])
+    movers = [trial for _, _, trial in largest_first]
+    targets, shrinks = _targets(state, movers, [-negative for negative, _, _ in largest_first], spare)
     for trial in movers:
         width, target = len(trial.devices), targets[trial.name]
         if target > width and _may_grow(state, trial):
@@ -192,7 +193,7 @@ def _targets(state: State, movers: list[Trial], heights: list[float], spare: int
         if short <= 0:
             break
         width, wanted = widths[trial.name], max(1, planned[trial.name])
-        if wanted < width and _at_rest(trial) and shrink_pays(state, trial, width, wanted):
+        if wanted < width and _at_rest(trial) and change_pays(state, trial, width, wanted):
             targets[trial.name] = wanted
             shrinks.append(trial)
             short -= width - wanted
@@ -204,11 +205,12 @@ def _targets(state: State, movers: list[Trial], heights: list[float], spare: int
 
 def _planned_widths(state: State, movers: list[Trial], heights: list[float], n: int, d: int) -> dict[str, int]:
     """DynamicFluid (alg. 3.2) over ``movers`` on ``n`` devices, by trial; most of them keep their widths."""
-    planned = {}
-    for trial, static in zip(movers, static_widths(heights, n, c=1, d=d), strict=True):
-        held, wanted = len(trial.devices), int(static)
-        pays = wanted != held and resize_pays(planning_load(state, trial), held, wanted, EPSILON)
-        planned[trial.name] = wanted if pays else held
+    planned = {trial.name: len(trial.devices) for trial in movers}
+    for trial, alone, static in zip(movers, heights, static_widths(heights, n, c=1, d=d), strict=True):
+        held, wanted = planned[trial.name], int(static)
+        if wanted != held:
+            before, after = (alone * scaled(scaling_overhead(trial), width) for width in (held, wanted))
+            planned[trial.name] = wanted if resize_pays(before, after, held, wanted, EPSILON) else held
     return planned
 
 

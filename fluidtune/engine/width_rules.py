@@ -10,6 +10,7 @@ from fluidtune.engine.estimates import current_width, knows_scaling, scaling_ove
 from fluidtune.engine.speed import scaled, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
+from fluidtune.planning.fluid import resize_pays
 
 #: epsilon (alg. 3.2): the seconds that a resize costs. It stops no trial, but the first calls of a new worker are
 #: computed twice. `benchmarks.resize` measures these seconds (``stall``); this is judgement, for larger modules.
@@ -35,8 +36,17 @@ def widest(state: State, trial: Trial, most: int | None = None) -> int:
 
 
 def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
-    """Whether it is done sooner at width ``other``: DynamicFluid's rule for scaling up, with measured times."""
-    return seconds_left(state, trial, other) + EPSILON < seconds_left(state, trial, width)
+    """Whether width ``other`` pays by DynamicFluid's rules, with measured times.
+
+    A wider one has to end the trial sooner, a narrower one to take fewer device-seconds.
+    A beta that was not measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
+    Shrinking gives devices to others, and there it is taken to be the largest that the model allows, 1 + 1/d.
+    """
+    before, after = seconds_left(state, trial, width), seconds_left(state, trial, other)
+    if other < width and not knows_scaling(trial):
+        beta = 1 + 1 / allowed_width(state)
+        after = before * scaled(beta, other) / scaled(beta, width)
+    return resize_pays(before, after, width, other, EPSILON)
 
 
 def growth_pays(state: State, trial: Trial, most: int, later: float = 0.0) -> bool:
@@ -53,19 +63,6 @@ def growth_pays(state: State, trial: Trial, most: int, later: float = 0.0) -> bo
     if limit <= len(trial.devices) or before <= later:
         return False
     return later + EPSILON + after * (1 - later / before) < before
-
-
-def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:
-    """Whether it does the rest with fewer device-seconds at ``narrower``: DynamicFluid's rule for scaling down.
-
-    A beta that was not measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
-    Shrinking gives devices to others, and there it is taken to be the largest that the model allows, 1 + 1/d.
-    """
-    before, after = seconds_left(state, trial, width), seconds_left(state, trial, narrower)
-    if not knows_scaling(trial):
-        beta = 1 + 1 / allowed_width(state)
-        after = before * scaled(beta, narrower) / scaled(beta, width)
-    return narrower * (after + EPSILON) < width * before
 
 
 # Narrow: the packing limit c
