@@ -87,7 +87,11 @@ def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:
         return Reason.NODE_BUSY, {"asked": line.gang}
     if table.idle:
         return Reason.KEPT_IDLE, {}
-    return Reason.NO_ROOM if state.sharing is not None and table.has_open() else Reason.DEVICES_BUSY, {}
+    if state.sharing is not None and table.has_open():
+        return Reason.NO_ROOM, {}
+    if state.search is not None and state.search.over:
+        return Reason.SEARCH_OVER, {"limit": state.c}
+    return Reason.DEVICES_BUSY, {}
 
 
 def new_waits(state: State) -> list[tuple[int, list[str], Why]]:

@@ -267,7 +267,7 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
         return [TrialWork(f"t{k}", "g", (k,), widest, widest, 10, 0, 100.0, 10.0) for k in range(count)]
 
     there = SimpleNamespace(works=works(3, MOST_GPUS))
-    engine = SimpleNamespace(knows_trials=True, works_left=lambda most, later: iter(there.works), work_done=lambda: 0.0)
+    engine = SimpleNamespace(knows_trials=True, works_left=lambda *_: iter(there.works), work_done=lambda: 0.0)
     progress = progress_of(engine)
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
@@ -288,8 +288,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     # Seen: a job took six GPUs from another one and gave them back 9.6 s later without one iteration on them.
     clock = SimpleNamespace(now=100.0)
     engine = Engine(max_workers=8)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
-    engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), elastic("a"), now=clock.now)
     progress = JobProgress(engine, lambda group: (), None)
 
     def results(count, width):
