@@ -266,18 +266,16 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
     def works(count, widest):
         return [TrialWork(f"t{k}", "g", (k,), widest, widest, 10, 0, 100.0, 10.0) for k in range(count)]
 
-    there = SimpleNamespace(works=works(3, MOST_GPUS))
-    engine = SimpleNamespace(knows_trials=True, works_left=lambda *_: iter(there.works), work_done=lambda: 0.0)
+    looks = iter([works(3, MOST_GPUS), works(3, 2), works(1, 2)])
+    engine = SimpleNamespace(knows_trials=True, works_left=lambda *_: next(looks), work_done=lambda: 0.0)
     progress = progress_of(engine)
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
-    there.works = works(3, 2)
     progress.update({}, 10.0)
     assert progress.useful == 6
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 6)
     # On a share of 64 / 16 GPUs; and the six stay what the job could use, when trials have ended.
     assert valuation(progress, 16.0, 64).independent == pytest.approx(300 / 4)
-    there.works = works(1, 2)
     progress.update({}, 20.0)
     assert progress.useful == 2
     assert valuation(progress, 1.0, 64).independent == pytest.approx(100 / 6)
