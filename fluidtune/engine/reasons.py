@@ -75,8 +75,7 @@ class Reason(Enum):
     )
     SEARCH_OVER = (
         "trials hold all devices, and the search for how many may share one has ended at {limit}",
-        "it starts when a trial leaves a device and no trial is before it; more devices, or a larger max_packing, make"
-        " that sooner",
+        "it starts when a trial leaves a device and no trial is before it; more devices make that sooner",
     )
     NO_DEVICE = (
         "the job has no device",
