@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fluidtune.engine.device_demand import DeviceDemand, device_demand
 from fluidtune.engine.estimates import base_seconds, current_width, height, iterations_left
-from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
+from fluidtune.engine.event_handlers import apply_event, known_trial
 from fluidtune.engine.messages import Event, Instruction
 from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
 from fluidtune.engine.placing import devices_wanted, new_waits, start_waiting
@@ -168,11 +168,6 @@ class Engine:
     def c(self) -> int:
         """The packing limit: given, or as far as it was found."""
         return self._state.c
-
-    def group_overheads(self, group: str) -> tuple[float, float]:
-        """alpha and beta (eq. 3.2) as fitted to what the group's trials measured; 1.0 before that."""
-        speed = known_group(self._state, group).speed
-        return speed.alpha, speed.beta
 
     def work_done(self) -> float:
         """Seconds of work that all trials ever added have done, as on one worker."""

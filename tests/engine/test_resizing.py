@@ -96,7 +96,7 @@ def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_
     bench(m.TrialEnded("c", "stopped"), m.GroupAnnounced("rung2"))
     assert bench(m.TrialAdded("d", "rung2", "elastic", 100, growable=True)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
-    assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
+    assert book(bench.engine, "b").group.speed.beta == pytest.approx(4.0)
 
 
 def wide_trial(iterations: float | None) -> Bench:
