@@ -142,7 +142,7 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     """The figures for the arbiter, and what the agent asks of them."""
     job = _busy_engine(trials, devices)
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
-    told = JobProgress(job.engine, lambda group: (), None, None)
+    told = JobProgress(job.engine, lambda group: (), None)
     updates = []
     for second in range(5):
         updates.append(_timed(lambda now=float(second): told.update(where, now)))

@@ -21,8 +21,6 @@ PER_NODE = 8
 SECONDS, ITERATIONS = (0.5, 4.0), (3, 12)
 #: The part of a device's memory that a trial needs.
 MEMORY = 0.3
-#: A resize pauses a trial for this long, s.
-PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class Job:
         events: list[m.Event] = [reported]
         if trial.wanted is not None:
             trial.devices, trial.wanted = trial.wanted, None
-            events.append(m.Resized(name, trial.devices, PAUSE))
+            events.append(m.Resized(name, trial.devices))
         start = trial.start
         self._send(*events)
         if trial.start == start:

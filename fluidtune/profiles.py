@@ -44,7 +44,7 @@ class Profile:
         packed: seconds per iteration of each of p >= 2 trials on one device. If p is missing, the trials beyond the
             nearest p below are taken to take turns with the others.
         memory: the part of a device's memory that one trial needs, 0 (none) to 1.
-        resize: seconds that a resize stops the trial for.
+        resize: seconds for which a growth stops the trial. Those of a real run stop none.
         source: where the times are from.
 
     Raises:
@@ -56,7 +56,7 @@ class Profile:
     seconds: Mapping[str, float]
     packed: Mapping[int, float] = field(default_factory=dict)
     memory: float = 0.0
-    resize: float = 0.05
+    resize: float = 0.0
     source: str = "given"
 
     def __post_init__(self) -> None:

@@ -8,12 +8,11 @@ decides neither which trials there are, which Tune does, nor how a resize is don
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from fluidtune.engine.device_demand import DeviceDemand, device_demand
 from fluidtune.engine.estimates import base_seconds, current_width, height, iterations_left
-from fluidtune.engine.event_handlers import apply_event, known_group, known_trial
+from fluidtune.engine.event_handlers import apply_event, known_trial
 from fluidtune.engine.messages import Event, Instruction
 from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_attempt, let_trials_join
 from fluidtune.engine.placing import devices_wanted, new_waits, start_waiting
@@ -29,7 +28,7 @@ from fluidtune.engine.resizing import (
 from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Trial, TrialView, TrialWork
-from fluidtune.engine.width_rules import growth_pays
+from fluidtune.engine.width_rules import growth_pays, widest
 from salus_share.lanes import Place
 
 
@@ -47,7 +46,6 @@ class Engine:
         concurrent_packing: how many trials of an asynchronous group may share one device for the sake of its
             concurrency, if that is more than c.
         max_workers: d, the widest that a trial may get. None: all devices.
-        resize_seconds: epsilon, what a resize costs at least: a new process computes its first calls twice.
 
     Raises:
         EngineError: a setting that cannot work.
@@ -62,21 +60,17 @@ class Engine:
         search_limit: int = SEARCH_LIMIT,
         concurrent_packing: int = 1,
         max_workers: int | None = None,
-        resize_seconds: float = 0.2,
     ) -> None:
         if max_packing is not None and max_packing < 1:
             raise EngineError(f"max_packing is {max_packing!r}, expected >= 1 (1: no packing), or None to find it out")
         if max_workers is not None and max_workers < 1:
             raise EngineError(f"max_workers is {max_workers!r}, expected >= 1, or None for all devices")
-        if not (math.isfinite(resize_seconds) and resize_seconds >= 0):
-            raise EngineError(f"resize_seconds is {resize_seconds!r}, expected seconds >= 0")
         self._state = State(
             c=max_packing or 1,
             search=PackingSearch(search_limit) if max_packing is None else None,
             sharing=None if lanes is None else Sharing(lanes),
             concurrent_packing=concurrent_packing,
             max_workers=max_workers,
-            resize_seconds=resize_seconds,
         )
         #: Instructions that follow from events taken since the last decision. Empty between two calls unless one
         #: raised.
@@ -175,29 +169,25 @@ class Engine:
         """The packing limit: given, or as far as it was found."""
         return self._state.c
 
-    def group_overheads(self, group: str) -> tuple[float, float]:
-        """alpha and beta (eq. 3.2) as fitted to what the group's trials measured; 1.0 before that."""
-        speed = known_group(self._state, group).speed
-        return speed.alpha, speed.beta
-
     def work_done(self) -> float:
         """Seconds of work that all trials ever added have done, as on one worker."""
         state = self._state
         return sum(trial.done * base_seconds(state, trial) for trial in state.trials.values() if trial.done)
 
-    def works_left(self, later: float = 0.0) -> Iterator[TrialWork]:
+    def works_left(self, most: int, later: float = 0.0) -> Iterator[TrialWork]:
         """The work left of every trial that waits or holds devices, in the order first added.
 
-        later: seconds until further devices would be of use, for
-        `TrialWork.grows`.
+        most: the number of devices that the job may have. later: seconds until further ones would be of use.
         """
         state = self._state
         for trial in state.trials.values():
             if trial.status in ("running", "suspending", "waiting"):
                 left, base = iterations_left(trial), base_seconds(state, trial)
-                pays, width = growth_pays(state, trial, later), self._width(trial)
-                have = (trial.name, trial.group.name, trial.kind, width, tuple(trial.devices))
-                yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays, trial.gang)
+                least = max(trial.gang, len(trial.devices))
+                ever = max(least, widest(state, trial, most))
+                useful = ever if growth_pays(state, trial, most, later) else least
+                have = (trial.name, trial.group.name, tuple(trial.devices), useful, ever)
+                yield TrialWork(*have, trial.iterations, trial.done, left * base, base)
 
     def _width(self, trial: Trial) -> float:
         if self._state.sharing is None or not trial.devices:

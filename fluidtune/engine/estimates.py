@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from fluidtune.engine.speed import TRUSTED, scaled
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
-from fluidtune.planning import TrialLoad
 
 #: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. docs/architecture.md
 #: ("Longest path first") says what else was tried.
@@ -113,8 +112,3 @@ def scaling_overhead(trial: Trial) -> float:
 def knows_scaling(trial: Trial) -> bool:
     """Whether its beta was measured, by itself or by others of its group."""
     return trial.speed.beta() is not None or trial.group.speed.knows_scaling()
-
-
-def planning_load(state: State, trial: Trial) -> TrialLoad:
-    """The trial as `fluidtune.planning` wants it."""
-    return TrialLoad(trial.name, height(state, trial), trial.group.speed.alpha, scaling_overhead(trial))

@@ -259,12 +259,7 @@ def _on_need_found(event: m.NeedFound, state: State, now: float) -> Iterable[m.I
 @apply_event.register
 def _on_resized(event: m.Resized, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
-    if not (math.isfinite(event.seconds) and event.seconds >= 0):
-        raise EngineError(f"{event!r}: expected finite seconds >= 0")
-    if _is_late_answer(trial, event):
-        return ()
-    state.resize_total, state.resizes = state.resize_total + event.seconds, state.resizes + 1
-    return state.end_resize(trial, event.devices, Reason.RESIZE_DONE)
+    return () if _is_late_answer(trial, event) else state.end_resize(trial, event.devices, Reason.RESIZE_DONE)
 
 
 @apply_event.register

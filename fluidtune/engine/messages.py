@@ -183,11 +183,10 @@ class NeedFound(Event):
 
 @dataclass(frozen=True)
 class Resized(Event):
-    """The last `Resize` of the trial is done: it runs on ``devices``. It paused for ``seconds``."""
+    """The last `Resize` of the trial is done: it runs on ``devices``."""
 
     trial: str
     devices: tuple[int, ...]
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def devices_wanted(state: State) -> int:
 
 def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:
     """Why no trial of ``line`` starts now: what `start_waiting`, which has started what it can, lacks; its numbers."""
-    table, group = state.devices, line.group
+    table, group, search = state.devices, line.group, state.search
     if not len(table):
         return Reason.DEVICES_LEAVING if table.leaving else Reason.NO_DEVICE, {}
     if group.places <= 0:
@@ -87,7 +87,11 @@ def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:
         return Reason.NODE_BUSY, {"asked": line.gang}
     if table.idle:
         return Reason.KEPT_IDLE, {}
-    return Reason.NO_ROOM if state.sharing is not None and table.has_open() else Reason.DEVICES_BUSY, {}
+    if state.sharing is not None and table.has_open():
+        return Reason.NO_ROOM, {}
+    if search is not None and (search.over or state.c >= search.limit):
+        return Reason.SEARCH_OVER, {"limit": state.c}
+    return Reason.DEVICES_BUSY, {}
 
 
 def new_waits(state: State) -> list[tuple[int, list[str], Why]]:

@@ -73,6 +73,10 @@ class Reason(Enum):
         "it starts when a device is free and no trial is before it; more devices, or trials that share one, make that"
         " sooner",
     )
+    SEARCH_OVER = (
+        "trials hold all devices, and the search for how many may share one has ended at {limit}",
+        "it starts when a trial leaves a device and no trial is before it; more devices make that sooner",
+    )
     NO_DEVICE = (
         "the job has no device",
         "`fluidtune doctor` says which devices Ray has, and `fluidtune arbiter status` why a job has no lease",

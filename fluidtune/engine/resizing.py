@@ -14,16 +14,15 @@ from fluidtune.engine.estimates import (
     height,
     iterations_left,
     knows_scaling,
-    planning_load,
     scaling_overhead,
     seconds_left,
 )
 from fluidtune.engine.messages import Instruction, Resize, Suspend
 from fluidtune.engine.reasons import Reason, Why, because
-from fluidtune.engine.speed import TRUSTED, widest_paying
+from fluidtune.engine.speed import TRUSTED, scaled
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
-from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
+from fluidtune.engine.width_rules import EPSILON, change_pays, widest
 from fluidtune.planning.fluid import resize_pays, static_widths
 
 #: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
@@ -84,8 +83,9 @@ def shrink_slower_trials(state: State) -> list[Instruction]:
         if knows_scaling(trial):
             narrower |= {min(width, widest(state, trial))}
         best = min(narrower, key=lambda w: (seconds_left(state, trial, w), w), default=width)
-        if change_pays(state, trial, width, best):
-            seconds, seconds_to = (seconds_left(state, trial, w) / iterations_left(trial) for w in (width, best))
+        left, left_to = seconds_left(state, trial, width), seconds_left(state, trial, best)
+        if left_to + EPSILON < left:
+            seconds, seconds_to = (each / iterations_left(trial) for each in (left, left_to))
             why = because(Reason.SLOWER, width=width, to=best, seconds=seconds, seconds_to=seconds_to)
             out.append(_shrink(state, trial, best, why))
     state.check_back.clear()
@@ -121,7 +121,7 @@ def _spares(state: State, trial: Trial, wanted: int) -> int:
     """How many of ``wanted`` devices a wide trial gives to trials that wait; 0 where scaling down does not pay."""
     width = len(trial.devices)
     narrower = max(1, width - wanted)
-    gives = _at_rest(trial) and (trial.iterations is None or shrink_pays(state, trial, width, narrower))
+    gives = _at_rest(trial) and (trial.iterations is None or change_pays(state, trial, width, narrower))
     return width - narrower if gives else 0
 
 
@@ -142,15 +142,15 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):
         return out
-    heights = {trial: height(state, trial) for trial in movers}
-    movers.sort(key=lambda trial: (-heights[trial], trial.number))
-    targets, shrinks = _targets(state, movers, [heights[trial] for trial in movers], spare)
+    largest_first = sorted([(-height(state, trial), trial.number, trial) for trial in movers])
+    movers = [trial for _, _, trial in largest_first]
+    targets, shrinks = _targets(state, movers, [-negative for negative, _, _ in largest_first], spare)
     for trial in movers:
         width, target = len(trial.devices), targets[trial.name]
         if target > width and _may_grow(state, trial):
             devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
             numbers = _times(state, trial, len(devices))
-            why = because(Reason.IDLE_DEVICES, idle=spare, resize=state.epsilon, **numbers)
+            why = because(Reason.IDLE_DEVICES, idle=spare, resize=EPSILON, **numbers)
             spare -= len(devices) - width
             state.promise_devices(trial, devices)
             out.append(Resize(trial.name, devices, why=why))
@@ -193,27 +193,28 @@ def _targets(state: State, movers: list[Trial], heights: list[float], spare: int
         if short <= 0:
             break
         width, wanted = widths[trial.name], max(1, planned[trial.name])
-        if wanted < width and _at_rest(trial) and shrink_pays(state, trial, width, wanted):
+        if wanted < width and _at_rest(trial) and change_pays(state, trial, width, wanted):
             targets[trial.name] = wanted
             shrinks.append(trial)
             short -= width - wanted
     if spare:
         shrinking = {trial.name for trial in shrinks}
-        _hand_out(state, [trial for trial in movers if trial.name not in shrinking], limits, targets, spare)
+        _hand_out(state, [trial for trial in movers if trial.name not in shrinking], targets, spare)
     return targets, shrinks
 
 
 def _planned_widths(state: State, movers: list[Trial], heights: list[float], n: int, d: int) -> dict[str, int]:
     """DynamicFluid (alg. 3.2) over ``movers`` on ``n`` devices, by trial; most of them keep their widths."""
-    planned = {}
-    for trial, static in zip(movers, static_widths(heights, n, c=1, d=d), strict=True):
-        held, wanted = len(trial.devices), int(static)
-        pays = wanted != held and resize_pays(planning_load(state, trial), held, wanted, state.epsilon)
-        planned[trial.name] = wanted if pays else held
+    planned = {trial.name: len(trial.devices) for trial in movers}
+    for trial, alone, static in zip(movers, heights, static_widths(heights, n, c=1, d=d), strict=True):
+        held, wanted = planned[trial.name], int(static)
+        if wanted != held:
+            before, after = (alone * scaled(scaling_overhead(trial), width) for width in (held, wanted))
+            planned[trial.name] = wanted if resize_pays(before, after, held, wanted, EPSILON) else held
     return planned
 
 
-def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets: dict[str, int], spare: int) -> None:
+def _hand_out(state: State, trials: list[Trial], targets: dict[str, int], spare: int) -> None:
     """Gives what the floor in StaticFluid left idle, one device at a time, to the trial that would end last.
 
     [10, 1, 1] on 4 devices leaves one idle, two equal trials on 3 leave one; the paper lets these devices idle.
@@ -227,8 +228,7 @@ def _hand_out(state: State, trials: list[Trial], limits: dict[str, int], targets
     while spare and heap:
         _, number, trial = heapq.heappop(heap)
         wider = targets[trial.name] + 1
-        reach = min(limits[trial.name], _reach(state, trial))
-        if wider <= reach and change_pays(state, trial, len(trial.devices), wider):
+        if wider <= _reach(state, trial) and change_pays(state, trial, len(trial.devices), wider):
             targets[trial.name] = wider
             spare -= 1
             heapq.heappush(heap, (-seconds_left(state, trial, wider), number, trial))
@@ -273,34 +273,28 @@ def worth_a_device(state: State, idle: int) -> list[Trial]:
         if width >= 1 or device in left or any(other.status == "suspending" for other in tenants):
             continue
         saved = seconds_left(state, trial, width) - seconds_left(state, trial, _reach_alone(state, trial, idle))
-        if saved > SUSPEND_FACTOR * state.epsilon:
+        if saved > SUSPEND_FACTOR * EPSILON:
             out.append(trial)
             left.add(device)
     return out
 
 
 def next_width(state: State, trial: Trial, most: int) -> int:
-    """The width to which it would grow next if there were idle devices enough; its own if it does not grow.
-
-    ``most``: the largest width to think of.
-    """
+    """The width to which it would grow next in a job of ``most`` devices; its own if it does not grow."""
     width = len(trial.devices)
     if not trial.can_grow or not _may_grow(state, trial) or not _may_want(state, trial):
         return width
     if width == 1 and not state.is_alone(trial):
         return width
-    limit = min(most, state.max_workers or most, widest_paying(scaling_overhead(trial)))
-    if not knows_scaling(trial):
-        limit = min(limit, _reach(state, trial))
-    return max(width, int(limit))
+    return max(width, _reach(state, trial, most))
 
 
-def _reach(state: State, trial: Trial) -> int:
-    """How wide it may get at once: up to d if its beta is known, else twice as wide after each measured width."""
-    width = len(trial.devices)
+def _reach(state: State, trial: Trial, most: int | None = None) -> int:
+    """How wide it may get at once: d if its beta is known, else at most twice as wide after each measured width."""
+    width, limit = len(trial.devices), widest(state, trial, most)
     if knows_scaling(trial):
-        return widest(state, trial)
-    return 2 * width if width == 1 or trial.speed.count(width) >= TRUSTED else width
+        return limit
+    return min(limit, 2 * width if width == 1 or trial.speed.count(width) >= TRUSTED else width)
 
 
 def _at_rest(trial: Trial) -> bool:

@@ -42,11 +42,6 @@ class State:
     concurrent_packing: int
     #: The widest that a trial may get; None: all devices.
     max_workers: int | None
-    #: Seconds of a resize while none was measured.
-    resize_seconds: float
-    #: Seconds of all resizes that happened, and their number.
-    resize_total: float = 0.0
-    resizes: int = 0
     devices: DeviceTable = field(default_factory=DeviceTable)
     groups: dict[str, Group] = field(default_factory=dict)
     #: Every trial ever added.
@@ -81,11 +76,6 @@ class State:
     predictor: RuntimePredictor = field(default_factory=RuntimePredictor)
     #: The number that was given last; see `Trial.number`.
     last_number: int = 0
-
-    @property
-    def epsilon(self) -> float:
-        """Seconds that one resize costs: the setting, or the mean pause of those measured, if that is more."""
-        return max(self.resize_seconds, self.resize_total / self.resizes if self.resizes else 0.0)
 
     def is_alone(self, trial: Trial) -> bool:
         """Whether it has one device and no other trial is there."""

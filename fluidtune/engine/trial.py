@@ -170,25 +170,23 @@ class Trial:
 class TrialWork(NamedTuple):
     """The work that a trial has left, for callers that look at all trials often.
 
-    width, devices, height: as in `TrialView`.
+    devices, height: as in `TrialView`.
+    useful: devices that it needs, has, or would be done sooner with now (`width_rules.growth_pays`).
+    widest: the most devices that it could ever use, as far as is known now (`width_rules.widest`).
     iterations: left; None if unknown.
     done: iterations done in all.
     base: seconds per iteration on one worker; an estimate while nothing is measured.
-    grows: a trial that can grow would be done sooner with more devices (`width_rules.growth_pays`).
-    gang: how many devices of one node it needs at once.
     """
 
     trial: str
     group: str
-    kind: Kind
-    width: float
     devices: tuple[int, ...]
+    useful: int
+    widest: int
     iterations: float | None
     done: int
     height: float
     base: float
-    grows: bool
-    gang: int
 
 
 @dataclass(frozen=True)

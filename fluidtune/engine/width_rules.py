@@ -10,29 +10,47 @@ from fluidtune.engine.estimates import current_width, knows_scaling, scaling_ove
 from fluidtune.engine.speed import scaled, widest_paying
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
+from fluidtune.planning.fluid import resize_pays
+
+#: epsilon (alg. 3.2): the seconds that a resize costs. It stops no trial, but the first calls of a new worker are
+#: computed twice. `benchmarks.resize` measures these seconds (``stall``); this is judgement, for larger modules.
+EPSILON = 0.2
 
 # Wide: the scaling limit d, and DynamicFluid's rules
 
 
-def allowed_width(state: State) -> int:
-    """d by the setting ``max_workers`` and the number of devices, whatever was measured; at least 1."""
-    return max(1, min(len(state.devices), state.max_workers or len(state.devices)))
+def allowed_width(state: State, most: int | None = None) -> int:
+    """d by the setting ``max_workers`` and the job's devices, whatever was measured; at least 1.
+
+    ``most``: the number of devices that the job might have; None: those that are there.
+    """
+    devices = len(state.devices) if most is None else most
+    return max(1, min(devices, state.max_workers or devices))
 
 
-def widest(state: State, trial: Trial) -> int:
+def widest(state: State, trial: Trial, most: int | None = None) -> int:
     """d for this trial: `allowed_width`, or less if that does not pay as measured; 1 if it cannot grow."""
     if not trial.can_grow:
         return 1
-    return int(min(allowed_width(state), widest_paying(scaling_overhead(trial))))
+    return int(min(allowed_width(state, most), widest_paying(scaling_overhead(trial))))
 
 
 def change_pays(state: State, trial: Trial, width: int, other: int) -> bool:
-    """Whether it is done sooner at width ``other``: DynamicFluid's rule for scaling up, with measured times."""
-    return seconds_left(state, trial, other) + state.epsilon < seconds_left(state, trial, width)
+    """Whether width ``other`` pays by DynamicFluid's rules, with measured times.
+
+    A wider one has to end the trial sooner, a narrower one to take fewer device-seconds.
+    A beta that was not measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
+    Shrinking gives devices to others, and there it is taken to be the largest that the model allows, 1 + 1/d.
+    """
+    before, after = seconds_left(state, trial, width), seconds_left(state, trial, other)
+    if other < width and not knows_scaling(trial):
+        beta = 1 + 1 / allowed_width(state)
+        after = before * scaled(beta, other) / scaled(beta, width)
+    return resize_pays(before, after, width, other, EPSILON)
 
 
-def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
-    """Whether it would be done sooner with more devices than it has, however many these are.
+def growth_pays(state: State, trial: Trial, most: int, later: float = 0.0) -> bool:
+    """Whether it would be done sooner with more devices than it has, in a job of ``most`` devices.
 
     later: seconds until they would be of use. Until then it goes on with what it has, and a resize comes after that.
     """
@@ -40,25 +58,11 @@ def growth_pays(state: State, trial: Trial, later: float = 0.0) -> bool:
         return False
     if not trial.devices:
         return True
-    limit = widest_paying(scaling_overhead(trial))
-    limit = min(limit, state.max_workers or limit)
+    limit = widest(state, trial, most)
     before, after = seconds_left(state, trial, current_width(state, trial)), seconds_left(state, trial, limit)
     if limit <= len(trial.devices) or before <= later:
         return False
-    return later + state.epsilon + after * (1 - later / before) < before
-
-
-def shrink_pays(state: State, trial: Trial, width: int, narrower: int) -> bool:
-    """Whether it does the rest with fewer device-seconds at ``narrower``: DynamicFluid's rule for scaling down.
-
-    A beta that was not measured is taken to be 1 for growing, since growing on idle devices takes nothing from others.
-    Shrinking gives devices to others, and there it is taken to be the largest that the model allows, 1 + 1/d.
-    """
-    before, after = seconds_left(state, trial, width), seconds_left(state, trial, narrower)
-    if not knows_scaling(trial):
-        beta = 1 + 1 / allowed_width(state)
-        after = before * scaled(beta, narrower) / scaled(beta, width)
-    return narrower * (after + state.epsilon) < width * before
+    return later + EPSILON + after * (1 - later / before) < before
 
 
 # Narrow: the packing limit c

@@ -70,13 +70,16 @@ def dynamic_fluid(
                 f"trial {trial_id!r} has no width; dynamic_fluid is for running trials, start it first or leave it out"
             )
         load, held = by_id[trial_id], as_width(widths[trial_id])
-        decided[trial_id] = wanted if resize_pays(load, held, wanted, epsilon) else held
+        pays = resize_pays(runtime(load, held), runtime(load, wanted), held, wanted, epsilon)
+        decided[trial_id] = wanted if pays else held
     return decided
 
 
-def resize_pays(load: TrialLoad, held: Width, wanted: Width, epsilon: float) -> bool:
-    """DynamicFluid's rules for one trial: from the width ``held`` to ``wanted``. See `dynamic_fluid`."""
-    if wanted == held:
-        return False
-    before, after = runtime(load, held), runtime(load, wanted) + epsilon
-    return after < before if wanted > held else float(wanted) * after < float(held) * before
+def resize_pays(before: float, after: float, held: Width, wanted: Width, epsilon: float) -> bool:
+    """DynamicFluid's rules for one trial: from the width ``held`` to ``wanted``. See `dynamic_fluid`.
+
+    ``before`` and ``after``: the seconds that the trial has left at these widths.
+    """
+    if wanted >= held:
+        return after + epsilon < before
+    return float(wanted) * (after + epsilon) < float(held) * before

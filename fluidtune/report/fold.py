@@ -59,11 +59,10 @@ NOTHING = Span("", (), 0.0, 0.0, -1)
 
 
 class Resize(NamedTuple):
-    """A resize that was done: what the trial held before it and after it, and its pause in seconds."""
+    """A resize that was done: what the trial held before it and after it."""
 
     before: Span
     after: Span
-    seconds: float
 
     @property
     def grown(self) -> bool:
@@ -464,7 +463,7 @@ class Fold(Holdings):
                 note = note._replace(cause=event if name == "resized" and event.get("reason") else begun)
             if name == "resized":
                 after = self.held.get(trial.trial) or Span(trial.trial, tuple(event["devices"]), 1.0, self.now, -1)
-                note = note._replace(resize=Resize(note.before, after, float(event["seconds"])))
+                note = note._replace(resize=Resize(note.before, after))
         return note
 
     def _weigh(self, name: str, trial: Any) -> None:

@@ -57,9 +57,7 @@ def measure(run: Run, name: str = "measured", most: int | None = None) -> Measur
         alone = min(seconds * width for (width, _), seconds in typical.items())
     wide = {_digits(width): value for (width, trials), value in typical.items() if trials == 1 and width > 1}
     packed = {trials: value for (width, trials), value in typical.items() if width == 1 and trials > 1}
-    pauses = [note.resize.seconds for note in fold.notes if note.resize]
-    resize = {"resize": median(pauses)} if pauses else {}
-    return MeasuredProfile(Profile(name, {"1": alone, **wide}, packed, source="a run of ours", **resize), costs)
+    return MeasuredProfile(Profile(name, {"1": alone, **wide}, packed, source="a run of ours"), costs)
 
 
 def _digits(width: int) -> str:

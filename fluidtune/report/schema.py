@@ -107,7 +107,7 @@ SCHEMA = {
         " began?:number memory? kept?",
         "trial_silent": "trial:text seconds:amount usual",
         "resize_started": "trial:text devices_from:places devices_to:places reason why? numbers?",
-        "resized": "trial:text devices:places seconds:amount share?:amount? reason? why?",
+        "resized": "trial:text devices:places share?:amount? reason? why?",
         "resize_failed": "trial:text devices:places reason",
         "not_committed": "trial:text reason",
         "growth_checked": "trial:text verdict:text reason module?:text",

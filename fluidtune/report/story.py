@@ -309,9 +309,8 @@ class _Teller:
         was = resize.before.width or self._width
         verb = "grew" if width > was else "shrank" if width < was else "changed devices"
         change = f"from width {was:.3g} to {width:.3g}" if width != was else f"at width {width:.3g}"
-        pause = f", with a pause of {duration(resize.seconds)}" if resize.seconds else ""
         self._width, self._last = width, devices
-        self._tell(_kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{pause}{_because(cause)}", width)
+        self._tell(_kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{_because(cause)}", width)
 
     def _on_resize_failed(self, event: EventDict) -> None:
         devices, cause, before = tuple(event["devices"]), self._note.cause, self._note.before

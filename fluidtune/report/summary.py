@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.profiles import ProfileError
@@ -54,7 +53,6 @@ class Summary:
         endings = Counter(str(notes[-1].event.get("ending", "unfinished")) for notes in turns if notes)
         resizes = [note for note in fold.notes if note.resize]
         reasons = Counter((label_of(note.cause) or "unknown").replace(" ", "_") for note in resizes)
-        pauses = [note.resize.seconds for note in resizes if note.resize]
         workers = [note.event for note in fold.noted("worker_started")]
         spares = [float(event["seconds"]) for event in workers if event.get("spare")]
         self.run = str(head.get("run", ""))
@@ -78,7 +76,6 @@ class Summary:
         self.resizes = len(resizes)
         self.resizes_failed = counts["resize_failed"]
         self.resize_reasons = dict(reasons.most_common())
-        self.mean_resize_seconds = fmean(pauses) if pauses else None
         self.workers_started = len(workers)
         self.workers_forked = sum(bool(event.get("forked")) for event in workers)
         self.spares_started = len(spares)
@@ -210,8 +207,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the first table: a name and the figure as text. A figure that says nothing gets no row."""
     so_far = "" if summary.finished else " so far, or until it was killed"
     endings = ", ".join(f"{n} {ending}" for ending, n in summary.endings.items())
-    mean = summary.mean_resize_seconds
-    resizes = str(summary.resizes) + (f", {duration(mean)} each" if mean is not None else "")
+    resizes = str(summary.resizes)
     resizes += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
     reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
     started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
@@ -223,7 +219,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     metric = f", {summary.metric or 'metric'} {summary.best_metric:.6g}" if summary.best_metric is not None else ""
     use, available = summary.time_use, summary.available_device_seconds
     iterating = f"{duration(use.iterating)} in iterations of {duration(available)} device time"
-    rest = {"starts": use.starting, "resizes": use.moving, "between iterations": use.between, "no trial": use.idle}
+    rest = {"starts": use.starting, "between iterations": use.between, "no trial": use.idle}
     other = [f"{what} {seconds / available:.1%}" for what, seconds in rest.items() if available and seconds > 0]
     bound = summary.bound
     rows = [

@@ -1,4 +1,4 @@
-"""What became of a run's device-seconds: iterations, starts, moves, what lies between, and idle devices.
+"""What became of a run's device-seconds: iterations, starts, what lies between, and idle devices.
 
 Only iterations are use (`Summary.utilisation`): a device that a trial holds while its process starts is held, and of no
 use yet. Which trial holds which device is decided in fold.py. Pure.
@@ -23,8 +23,6 @@ class TimeUse:
     iterating: float
     #: Held by trials from their start on a device until the first iteration begins that they report from there.
     starting: float
-    #: Held by trials that paused for a resize.
-    moving: float
     #: Held by trials otherwise: between two iterations, after the last, and in one that was not reported.
     between: float
     #: Held by no trial.
@@ -64,6 +62,4 @@ def time_use(fold: Fold, use: Occupancy) -> TimeUse:
     iterating = min(counted, held)
     begun = sum((each.end - each.start) * each.width for each in starting(fold))
     starts = min(begun, held - iterating)
-    paused = sum(note.resize.seconds * note.resize.before.width for note in fold.notes if note.resize)
-    moving = min(paused, held - iterating - starts)
-    return TimeUse(iterating, starts, moving, held - iterating - starts - moving, available - held)
+    return TimeUse(iterating, starts, held - iterating - starts, available - held)

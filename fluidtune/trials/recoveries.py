@@ -122,7 +122,7 @@ def _go_on_without(life: TrialStateMachine, lost: m.Worker, why: str) -> None:
     discard_joining(life, "a resize was called off")
     crew.note_devices()
     crew.wanted = crew.devices
-    fields = {"devices": list(crew.devices), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
+    fields = {"devices": list(crew.devices), "why": Reason.WORKER_LOST.label}
     said = f": {why}" if why else ""
     life.order(
         m.Write("resized", fields, f"worker {lost.name} was lost{said}"),

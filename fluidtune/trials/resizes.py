@@ -53,8 +53,8 @@ def _resized(life: TrialStateMachine, changed: bool = True) -> None:
     """The workers are where they are wanted. Nothing was stopped for that, so that it took no time."""
     crew = life.crew
     if changed:
-        life.order(m.Write("resized", {"devices": list(crew.devices), "seconds": 0.0}))
-    life.order(m.Tell(engine.Resized(life.trial, crew.devices, 0.0)))
+        life.order(m.Write("resized", {"devices": list(crew.devices)}))
+    life.order(m.Tell(engine.Resized(life.trial, crew.devices)))
 
 
 def ask_to_leave(life: TrialStateMachine, why: str) -> None:

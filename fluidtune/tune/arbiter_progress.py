@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, zip_longest
 
 from fluidtune.engine import Engine
-from fluidtune.engine.speed import widest_paying
 from themis_bridge import JobInfo
 from themis_bridge.fairness import halving_phases, kinds_of
 from themis_bridge.locality import Gpu, Slowdowns
-from themis_bridge.messages import Report
+from themis_bridge.messages import MOST_GPUS, Report
 
 #: Seconds of work that a trial of which nothing is known counts for.
 UNKNOWN_S = 60.0
@@ -32,31 +31,28 @@ _job = lru_cache(maxsize=4096)(JobInfo)
 class JobProgress:
     """The work that the job has done and has left, as of the last `update`; the agent's thread reads it.
 
-    ``rungs``: the rungs that follow a group, see `fluidtune.tune.groups.Membership`. ``max_workers``: the scaling limit
-    d. ``most``: the number of devices that the job may have; None: any. ``together``: how many devices of one node each
-    trial needs at once.
+    ``rungs``: the rungs that follow a group, see `fluidtune.tune.groups.Membership`. ``most``: the number of devices
+    that the job may have; None: any. ``together``: how many devices of one node each trial needs at once.
     """
 
     def __init__(
         self,
         engine: Engine,
         rungs: Callable[[str], Iterable[tuple[int, float]]],
-        max_workers: int | None,
         most: int | None,
         together: int = 1,
     ):
         self._together = together
         self._engine, self._rungs = engine, rungs
-        self._max_workers, self._most = max_workers, most
+        self._most, self._limit = most, MOST_GPUS if most is None else most
         #: The work left, see `Report`. Before the first trial comes, a trial of unknown work stands for it, so that
         #: the job gets a device in time.
         self._phases = [[JobInfo(1.0, UNKNOWN_S, together)]]
         self._done = 0.0
-        #: The trials at the look with most of them: TrialGroup -> number of elastic trials, and what the others use.
+        #: TrialGroup -> number of its trials, at the look with most trials.
         self._crowd: dict[str, int] = {}
-        self._crowd_fixed = self._crowd_size = 0
-        #: TrialGroup -> the most devices that one of its elastic trials can use, as of the last look.
-        self._widest: dict[str, int] = {}
+        #: TrialGroup -> the most devices that one of its trials could ever use, in the mean, as of the last look.
+        self._widest: dict[str, float] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
         self._report = self._made_report()
@@ -76,27 +72,16 @@ class JobProgress:
         if not engine.knows_trials:
             return
         groups: dict[str, list[JobInfo]] = {}
-        widest: dict[str, int] = {}
-        elastic: Counter[str] = Counter()
-        fixed = 0
+        widest: dict[str, list[int]] = {}
         self._came = {device: self._came.get(device, now) for device in where}
-        for work in engine.works_left(self.lag):
-            elastic_one = work.kind == "elastic" and work.gang == 1
-            elastic[work.group] += elastic_one
-            most = max(work.gang, int(work.width))
-            if not elastic_one:
-                fixed += most
-            if (elastic_one or work.grows) and work.group not in widest:
-                pays = widest_paying(engine.group_overheads(work.group)[1])
-                widest[work.group] = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
-            if work.grows:
-                most = widest[work.group]
+        for work in engine.works_left(self._limit, self.lag):
+            widest.setdefault(work.group, []).append(work.widest)
             # The height of a trial without an end says only what it has done so far.
             seconds = work.height if work.iterations is not None else max(work.height, UNKNOWN_S)
-            groups.setdefault(work.group, []).append(_job(max(seconds, 1e-3) / work.base, work.base, most))
+            groups.setdefault(work.group, []).append(_job(max(seconds, 1e-3) / work.base, work.base, work.useful))
             if self._seen.get(work.trial, work.done) != work.done:
                 self._learn_lag(work.devices, now)
-                if work.width > 1:
+                if len(work.devices) > 1:
                     gpus = [where[device] for device in work.devices if device in where]
                     self._learn(gpus, engine.trial(work.trial).seconds)
             self._seen[work.trial] = work.done
@@ -104,10 +89,9 @@ class JobProgress:
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
         self._done = engine.work_done()
-        self._widest.update(widest)
-        if sum(map(len, groups.values())) >= self._crowd_size:
-            self._crowd_size = sum(map(len, groups.values()))
-            self._crowd, self._crowd_fixed = dict(elastic), fixed
+        self._widest.update((group, statistics.fmean(each)) for group, each in widest.items())
+        if sum(map(len, groups.values())) >= sum(self._crowd.values()):
+            self._crowd = {group: len(jobs) for group, jobs in groups.items()}
         self._peak = max(self._crowd_peak(), self.useful)
         self._report = self._made_report()
 
@@ -116,8 +100,8 @@ class JobProgress:
 
         A guess from before anything was measured must not stay in it: T_id would be too small for the job's whole life.
         """
-        most = sum(self._widest[group] * count for group, count in self._crowd.items() if count) + self._crowd_fixed
-        return max(1, most if self._most is None else min(most, self._most))
+        most = round(sum(self._widest[group] * count for group, count in self._crowd.items()))
+        return max(1, min(most, self._limit))
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:
         """Learn what a placement costs from one trial: its iterations there against its iterations on one device."""
@@ -148,9 +132,7 @@ class JobProgress:
     @property
     def useful(self) -> int:
         """The most devices that the job's trials could use now."""
-        useful = sum(job.max_gpus for jobs in self._phases[:1] for job in jobs)
-        if self._most is not None:
-            useful = min(useful, self._most)
+        useful = min(self._limit, sum(job.max_gpus for jobs in self._phases[:1] for job in jobs))
         return useful - useful % self._together
 
     def report(self) -> Report:

@@ -268,7 +268,7 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     from fluidtune.tune.arbiter_progress import JobProgress
     from themis_bridge.shell.tenant import Tenant
 
-    work = JobProgress(engine, job.trials.rungs.__getitem__, settings.max_workers, setup.most_devices, gang)
+    work = JobProgress(engine, job.trials.rungs.__getitem__, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in leased.broken and job.is_in_use(device)

@@ -281,7 +281,7 @@ class Twin:
         # Processes of followers that are dropped are ended, as `cluster.pool` ends them.
         run.devices, run.wanted, run.joined = run.wanted, None, set()
         self.resizes += 1
-        self._events.append(m.Resized(run.trial, run.devices, pause))
+        self._events.append(m.Resized(run.trial, run.devices))
         if run.step is not None:
             run.step.mixed = True
             self._go_on(run, run.step, pause)

@@ -33,7 +33,7 @@ def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:
         devices += growing_now
         assert growing_now and len(resize.devices) == devices, "every device that was asked for is used"
         assert bench.engine.demand(4).grown == tuple(range(1, devices)), "promised devices count"
-        bench(m.Resized("a", resize.devices, 0.1))
+        bench(m.Resized("a", resize.devices))
         bench.results("a", 10.0 / devices, 4, width=devices)
     assert bench.engine.demand(4).grown == tuple(range(1, devices))
 
@@ -47,7 +47,7 @@ def test_nothing_grows_while_a_trial_waits() -> None:
 def test_max_workers_limits_growth() -> None:
     bench = growing(max_workers=2)
     assert bench(m.DeviceGained(1)) == [resize("a", (0, 1))]
-    bench(m.Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1)))
     bench.results("a", 5.0, 4, width=2)
     assert bench.engine.demand(8).growing == 0
 

@@ -22,7 +22,7 @@ def told(models: str) -> list[m.ModelFound]:
 def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
     bench = alone(6, 1000, told(models))
     assert bench(m.ModelFound(0, FAST), m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
-    bench(m.Resized("a", (0, 2), 0.1))
+    bench(m.Resized("a", (0, 2)))
     (wider,) = bench.results("a", 0.5, 3, width=2)
     # A device whose model nobody knows may be alike. Idle devices are of no use to anybody else.
     assert wider == resize("a", (0, 2, 4, 5, 1, 3))
@@ -31,9 +31,9 @@ def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
 def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
     bench = alone(4, 1000, told("FSSF"))
     bench(m.Result("a", 1.0, 1))
-    bench(m.Resized("a", (0, 3), 0.1))
+    bench(m.Resized("a", (0, 3)))
     (wider,) = bench.results("a", 0.5, 3, width=2)
-    bench(m.Resized("a", wider.devices, 0.1), *(m.Result("a", 0.3, 4) for _ in range(3)))
+    bench(m.Resized("a", wider.devices), *(m.Result("a", 0.3, 4) for _ in range(3)))
     assert wider.devices == (0, 3, 1, 2)
     out = bench(plain("b"), plain("c"))
     assert out == [resize("a", (0, 3))]

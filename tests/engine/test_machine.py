@@ -233,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.send(m.Result(left, seconds / len(trial.on), len(trial.on), 0.1))
             if trial.asked_devices is not None and grown:
                 trial.on, trial.asked_devices = trial.asked_devices, None
-                self.send(m.Resized(left, trial.on, 0.1))
+                self.send(m.Resized(left, trial.on))
 
     @precondition(lambda self: self.those("running", "suspending"))
     @rule(pick=PICK)
@@ -300,8 +300,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert name in self.refused, f"{name} stays on a device that leaves"
 
     @precondition(lambda self: any(t.asked_devices for t in self.trials.values()))
-    @rule(pick=PICK, how=st.sampled_from(["all", "some", "none", "failed"]), seconds=SECONDS)
-    def answer(self, pick, how, seconds):
+    @rule(pick=PICK, how=st.sampled_from(["all", "some", "none", "failed"]))
+    def answer(self, pick, how):
         asked = [name for name, trial in self.trials.items() if trial.asked_devices]
         name = asked[pick % len(asked)]
         trial = self.trials[name]
@@ -310,7 +310,7 @@ class EngineMachine(RuleBasedStateMachine):
         trial.on = {"all": wanted, "some": wanted[: max(1, len(wanted) // 2)]}.get(how, before)
         if set(trial.on) != set(wanted):
             self.refused.add(name)
-        event = m.ResizeFailed(name, trial.on) if how == "failed" else m.Resized(name, trial.on, seconds)
+        event = m.ResizeFailed(name, trial.on) if how == "failed" else m.Resized(name, trial.on)
         self.send(event)
         assert set(trial.on) <= set(trial.held)
 
@@ -363,7 +363,7 @@ class EngineMachine(RuleBasedStateMachine):
         late = [n for n, t in self.trials.items() if t.has_run and t.status in ("waiting", "paused", "ended")]
         if late:
             name = late[pick % len(late)]
-            self.send(m.Result(name, 1.0, 1), m.Resized(name, (0,), 0.1), m.ResizeFailed(name, (0,)))
+            self.send(m.Result(name, 1.0, 1), m.Resized(name, (0,)), m.ResizeFailed(name, (0,)))
 
     # What must hold
 
@@ -430,7 +430,7 @@ class EngineMachine(RuleBasedStateMachine):
             for name, trial in self.trials.items():
                 if trial.asked_devices:
                     trial.on, trial.asked_devices = trial.asked_devices, None
-                    self.send(m.Resized(name, trial.on, 0.1))
+                    self.send(m.Resized(name, trial.on))
             for name in self.those("running", "suspending"):
                 waiting.discard(name)
                 self.stop(self.trials[name], "ended")

@@ -72,6 +72,7 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
     for _ in range(10):
         assert devices.turn() == []
     assert devices.most() == 1
+    assert {why.reason.label for _, _, why in devices.bench.engine.new_waits()} == {"search_over"}
 
 
 def test_the_largest_memory_seen_limits_sharing_later_too():

@@ -21,7 +21,7 @@ def wide() -> Bench:
     """Trial a has devices 0 and 1 of two, and 0.5 s an iteration there."""
     bench = Bench(2)
     bench(elastic("a"))
-    bench(m.Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1)))
     bench.results("a", 0.5, 3, width=2)
     return bench
 
@@ -61,7 +61,7 @@ SCENARIOS: dict[Reason, tuple[Callable[[], Bench], list[Any], str]] = {
     Reason.BALANCE: (
         lambda: Bench(4),
         [
-            *((elastic("a", 1000), plain("z", 1)), *result("a", 1.0), m.Resized("a", (0, 1, 2), 0.1)),
+            *((elastic("a", 1000), plain("z", 1)), *result("a", 1.0), m.Resized("a", (0, 1, 2))),
             *(*result("a", 0.45, 3, 4), (m.TrialEnded("z", "stopped"), plain("b", 4000))),
             (*grows("b"), *result("b", 1.0), m.DeviceGained(9, "node0")),
         ],
@@ -69,17 +69,17 @@ SCENARIOS: dict[Reason, tuple[Callable[[], Bench], list[Any], str]] = {
     ),
     Reason.SLOWER: (
         alone,
-        [*result("a", 1.0), m.Resized("a", (0, 1), 0.1), *result("a", 2.0, 2, 4)],
+        [*result("a", 1.0), m.Resized("a", (0, 1)), *result("a", 2.0, 2, 4)],
         "an iteration takes 2 s on 2 devices, and 1 s on 1",
     ),
     Reason.GROWTH_ENDED: (wide, [m.GrowthEnded("a")], "several workers do not help it: 1 device instead of 2"),
     Reason.LEAVING_DEVICE: (
         wide,
-        [m.DeviceLeaving(1), m.Resized("a", (0,), 0.1), m.DeviceLeaving(0)],
+        [m.DeviceLeaving(1), m.Resized("a", (0,)), m.DeviceLeaving(0)],
         "1 of its 2 devices will be lost soon; 1 of its 1 device will be lost soon",
     ),
     Reason.TRIAL_LEFT: (wide, [m.TrialEnded("a", "stopped")], "the trial has left its devices"),
-    Reason.RESIZE_DONE: (wide, [m.GrowthEnded("a"), m.Resized("a", (0,), 0.1)], "the trial now has 1 device"),
+    Reason.RESIZE_DONE: (wide, [m.GrowthEnded("a"), m.Resized("a", (0,))], "the trial now has 1 device"),
     Reason.RESIZE_FAILED: (
         alone,
         [*result("a", 1.0), m.ResizeFailed("a", (0,))],
@@ -119,6 +119,7 @@ SEARCHES: dict[Reason, tuple[dict[int, float], str]] = {
 #: Of each wait of the engine's: an engine, its events, and a part of what is said of why the last trial waits.
 WAITS: dict[Reason, tuple[Callable[[], Bench], list[m.Event], str]] = {
     Reason.DEVICES_BUSY: (lambda: Bench(1), [plain("a"), plain("b"), plain("c")], "hold all devices"),
+    Reason.SEARCH_OVER: (lambda: Bench(1, max_packing=None, search_limit=1), [plain("a"), plain("b")], "ended at 1"),
     Reason.NO_DEVICE: (Bench, [plain("a")], "the job has no device"),
     Reason.DEVICES_LEAVING: (
         lambda: Bench(1),

@@ -65,8 +65,8 @@ def resizing(t: float, trial: str, before: list[int], after: Sequence[int], **wh
     return ev(t, "resize_started", trial=trial, **devices, **{"reason": "words", **why})
 
 
-def resized(t: float, trial: str, *devices: int, seconds: float = 0.5) -> EventDict:
-    return ev(t, "resized", trial=trial, devices=list(devices), seconds=seconds)
+def resized(t: float, trial: str, *devices: int) -> EventDict:
+    return ev(t, "resized", trial=trial, devices=list(devices))
 
 
 def result(
@@ -152,7 +152,7 @@ def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, lo
             for device in grown:
                 room[device] = 0.0
             held[trial] = (grown, 1.0)
-            events.append(resized(now, trial, *grown, seconds=0.2))
+            events.append(resized(now, trial, *grown))
             iterate(trial, 0.2)
         else:
             iterate(trial)

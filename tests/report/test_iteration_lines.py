@@ -44,7 +44,7 @@ def long_job(iterations: int, seconds: float, turn: float = 0.0005) -> list[Even
         if number == iterations // 10 + 1:
             events.append(ended(t, "b"))
         if before and before != width and 2.0 in (before, width):
-            events.append(resized(t + 0.1, "a", *range(int(width)), seconds=0.1))
+            events.append(resized(t + 0.1, "a", *range(int(width))))
             t += 0.1
         took = seconds * (0.6 if width > 1 else 1.0) * (1 + number % 7 / 10)
         t += took + turn

@@ -105,7 +105,7 @@ def valid_runs(draw: st.DrawFn) -> Model:
             new = [where[0], *(device for device in room if device != where[0] and draw(st.booleans()))]
             share = share if new == where else 1.0
             told = {"share": share} if draw(st.booleans()) else {}
-            fields |= {"devices": new, **({"seconds": 0.5, **told} if what == "resized" else {"reason": "x"})}
+            fields |= {"devices": new, **(told if what == "resized" else {"reason": "x"})}
             if what == "resized" or new != where:
                 run.hold(trial, new, share)
         elif what in ("trial_ended", "trial_suspended"):

@@ -68,9 +68,9 @@ def test_a_trial_that_grew_and_shrank() -> None:
         "trial a of test: elastic, 2 iterations reported, stopped",
         "0 s added to group g, waits with 10 iterations to do",
         "1 s started on device 0: 2 devices idle, 1 trial waiting",
-        "4.5 s [1] grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: 1 device idle, no trial waits for"
+        "4.5 s [1] grew from width 1 to 2, 2 devices (0, 1): 1 device idle, no trial waits for"
         " them; 11 s left on 2 devices instead of 20 s on 1, and a resize costs 0.2 s",
-        "7.5 s [2] shrank from width 2 to 1, device 0, with a pause of 0.5 s: 1 trial waiting, for which 1 device"
+        "7.5 s [2] shrank from width 2 to 1, device 0: 1 trial waiting, for which 1 device"
         " lacked; 20 s left on 1 device instead of 10 s on 2",
         "10 s [2] was stopped",
     ]
@@ -126,7 +126,7 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
 def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     events = [*BEGUN, *grown(102), ev(104, "worker_lost", worker="w2", device=1, reason="killed")]
     lost = {"reason": "worker w2 was lost", "why": "worker_lost"}
-    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], **cause(GROWS))]
+    events += [{**resized(104, "a", 0), **lost}, resizing(105, "a", [0], [0, 1], **cause(GROWS))]
     events += [ev(106, "resize_failed", trial="a", devices=[0], reason="a new worker did not come")]
     lines = told(events)
     assert "4 s its worker on device 1 died: killed" in lines

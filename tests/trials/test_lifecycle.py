@@ -325,7 +325,7 @@ def test_a_trial_grows_while_it_trains() -> None:
     assert driver.hears(m.Attached(process("j2", 2))) == [] and driver.life.crew.devices == (0, 2)
     driver.hears(m.JoinerFound(process("j1", 1)))
     out = driver.hears(m.Attached(process("j1", 1)))
-    assert kinds(out) == ["Write", "Tell"] and told(out) == [engine.Resized("a", (0, 2, 1), 0.0)]
+    assert kinds(out) == ["Write", "Tell"] and told(out) == [engine.Resized("a", (0, 2, 1))]
     assert driver.states == ("live", "steady", "stay") and driver.life.crew.width == 3
 
 
@@ -334,7 +334,7 @@ def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
     driver.asked()
     out = driver.hears(resize("a", (0, 2)))
     assert kinds(out) == ["Write", "Discard", "Write", "Tell"] and out[1].worker is attached[1]  # type: ignore[attr-defined]
-    assert told(out) == [engine.Resized("a", (0, 2), 0.0)] and driver.life.crew.width == 2
+    assert told(out) == [engine.Resized("a", (0, 2))] and driver.life.crew.width == 2
     assert driver.hears(m.FollowerEnded(attached[1], "died")) == []
 
 

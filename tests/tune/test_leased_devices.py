@@ -16,12 +16,13 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.tune import arbiter_progress, device_setup
 from fluidtune.tune.arbiter_progress import JobProgress
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
-from tests.engine.helpers import Bench, plain, resize
+from tests.engine.helpers import Bench, elastic, plain, resize
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.app_record import valued
 from themis_bridge.locality import Gpu
+from themis_bridge.messages import MOST_GPUS
 
 CLUSTER = {"CPU": 4.0, "GPU": 4.0}
 
@@ -179,7 +180,7 @@ def test_the_work_of_trials_that_need_two_gpus_at_once():
     bench = Bench(2)
     bench(*(plain(name, 10, 2.0) for name in "abc"))
     bench.results("a", 1.0, 3, width=2)
-    progress = JobProgress(bench.engine, lambda group: (), None, 5, 2)
+    progress = JobProgress(bench.engine, lambda group: (), 5, 2)
     assert progress.useful == 2
     progress.update({}, 1.0)
     assert progress.useful == 4, "of the five that it may have"
@@ -198,7 +199,7 @@ def valuation(progress, contention, cluster_gpus, together=1):
 
 def progress_of(engine, rungs=lambda group: ()):
     """As it is when it has looked."""
-    progress = JobProgress(engine, rungs, None, None)
+    progress = JobProgress(engine, rungs, None)
     progress.update({}, 1.0)
     return progress
 
@@ -217,12 +218,22 @@ def test_an_emulated_device_is_one_that_ray_believes_in():
         layout(DeviceSpec("emulated", 8), {"GPU": 1.0}, CLUSTER, max_packing=2, leased=True)
 
 
-def test_a_trial_that_can_grow_without_commits_is_counted_too():
+@pytest.mark.parametrize("kind, growable, peak", [("checkpointing", True, 5), ("elastic", False, 1)])
+def test_a_trial_counts_by_how_far_it_can_grow_whether_it_commits_or_not(kind, growable, peak):
     """Seen: `KeyError` in the driver of a job under an arbiter, whose one trial had checkpoints and could grow."""
     bench = Bench(1)
-    bench(m.TrialAdded("a", "g", "checkpointing", 100, growable=True))
-    bench.results("a", 2.0, 3)
-    assert valuation(progress_of(bench.engine), 1.0, 4).useful >= 1
+    bench(m.TrialAdded("a", "g", kind, 2, growable=growable))
+    progress = JobProgress(bench.engine, lambda group: (), 5)
+    for last in (False, True):
+        progress.update({}, 1.0 + last)
+        assert (progress.useful, progress.report().peak) == (1 if last else peak, peak)
+        bench.results("a", 2.0, 1)
+
+
+def test_many_trials_of_unknown_scaling_can_use_no_more_gpus_than_a_report_may_say():
+    bench = Bench(1)
+    bench(*(elastic(f"t{k}") for k in range(200)))
+    assert progress_of(bench.engine).report().peak == progress_of(bench.engine).useful == MOST_GPUS
 
 
 def test_rungs_to_come_are_part_of_the_work():
@@ -252,26 +263,19 @@ def test_packed_trials_count_as_if_alone():
 
 
 def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
-    def work(number):
-        return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True, 1)
+    def works(count, widest):
+        return [TrialWork(f"t{k}", "g", (k,), widest, widest, 10, 0, 100.0, 10.0) for k in range(count)]
 
-    there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
-    engine = SimpleNamespace(
-        knows_trials=True,
-        works_left=lambda later: iter(there.works),
-        group_overheads=lambda group: (1.0, there.beta),
-        work_done=lambda: 0.0,
-    )
+    looks = iter([works(3, MOST_GPUS), works(3, 2), works(1, 2)])
+    engine = SimpleNamespace(knows_trials=True, works_left=lambda *_: next(looks), work_done=lambda: 0.0)
     progress = progress_of(engine)
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
-    there.beta = 1.5
     progress.update({}, 10.0)
     assert progress.useful == 6
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 6)
     # On a share of 64 / 16 GPUs; and the six stay what the job could use, when trials have ended.
     assert valuation(progress, 16.0, 64).independent == pytest.approx(300 / 4)
-    there.works = there.works[:1]
     progress.update({}, 20.0)
     assert progress.useful == 2
     assert valuation(progress, 1.0, 64).independent == pytest.approx(100 / 6)
@@ -281,10 +285,9 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     """A trial of 2 s an iteration on one device, and half of that on two."""
     # Seen: a job took six GPUs from another one and gave them back 9.6 s later without one iteration on them.
     clock = SimpleNamespace(now=100.0)
-    engine = Engine(resize_seconds=0.5)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
-    engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
-    progress = JobProgress(engine, lambda group: (), 8, None)
+    engine = Engine(max_workers=8)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), elastic("a"), now=clock.now)
+    progress = JobProgress(engine, lambda group: (), None)
 
     def results(count, width):
         told = []
@@ -307,7 +310,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late():
     came = clock.now
     assert resize("a", (0, 1)) in told + results(1, 1.0)
     clock.now += 6.0
-    engine.handle(m.Resized("a", (0, 1), 0.5), now=clock.now)
+    engine.handle(m.Resized("a", (0, 1)), now=clock.now)
     results(1, 2.0)
     assert asked(0, 1) == 8 and progress.lag == pytest.approx(clock.now - came) == pytest.approx(9.5, abs=0.1)
     results(1, 2.0)
