@@ -4,8 +4,9 @@ Events go into `handle`, and the state after it comes out, with what the shell m
 said by a search (`placement.replanning`) or, of versions of one model, by those that are wanted (`Wanted`). Where not
 all models have room, `making_room` says which one comes when it is asked. A placement is changed in steps, so that a
 device never holds more bytes than its memory, models that load and that are unloaded among them; and no model that is
-to stand somewhere is unloaded from its last device while there is another way. docs/placement.md draws the table of
-transitions, and a test holds the two equal. All times are seconds, all rates requests per second, all memory is bytes.
+to stand somewhere is unloaded from its last device while there is another way. docs/placement.md draws the phases, and
+a test holds the drawing equal to what `handle` does. All times are seconds, all rates requests per second, all memory
+is bytes.
 """
 
 from __future__ import annotations
@@ -22,20 +23,6 @@ from symphony_serve.making_room import Demand, Placement, placed_for
 #: ``searching``: another placement is looked for. ``moving``: models load and are unloaded.
 Phase = Literal["settled", "drifting", "searching", "moving"]
 
-#: Every change of the phase, with the events that cause it. It begins as ``searching``.
-PHASES: dict[tuple[Phase, Phase], str] = {
-    ("settled", "drifting"): "Rates",
-    ("drifting", "settled"): "Rates",
-    ("drifting", "searching"): "Rates, Down, Up",
-    ("settled", "searching"): "Down, Up",
-    ("settled", "moving"): "Lost, Asked, Wanted",
-    ("drifting", "moving"): "Lost, Asked, Wanted",
-    ("searching", "moving"): "Found, Wanted",
-    ("searching", "settled"): "Found, NotFound, Wanted",
-    ("moving", "settled"): "Held, Dropped, NotHeld, Wanted",
-    ("moving", "drifting"): "Held, Dropped, NotHeld, Wanted",
-    ("moving", "searching"): "Down, Up",
-}
 #: A rate differs if one of the two is more than this many times the other. Judgement: devices are seldom so full that a
 #: quarter more is refused.
 TIMES = 1.25

@@ -3,7 +3,7 @@
 A version is a checkpoint of a trial, with a number from 1. At most two are loaded at a time. An event goes into
 `handle`, and the service after it comes out. What there must be for it, such as processes, is read off the service
 (`Service.loaded`), and `symphony_serve.replacement` says in which order that comes about. docs/serving-decisions.md
-draws the table, and a test holds the two equal.
+draws the states, and a test holds the drawing equal to what `handle` does.
 """
 
 from __future__ import annotations
@@ -20,26 +20,9 @@ from symphony_serve.errors import ServeError
 Phase = Literal["one", "loading", "canary", "moved"]
 
 #: ``loading``: its processes start. ``measuring``: its batches are timed. ``refused``: it could not serve. ``serving``:
-#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process.
+#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process. The
+#: first version begins as ``serving``, the others as ``loading``.
 State = Literal["loading", "measuring", "refused", "serving", "canary", "kept", "ended"]
-
-#: Every change of a version. The first one begins as ``serving``, the others as ``loading``.
-STATES: dict[tuple[State, State], str] = {
-    ("loading", "measuring"): "Loaded",
-    ("loading", "refused"): "Failed",
-    ("loading", "ended"): "Rollback",
-    ("measuring", "refused"): "Failed",
-    ("measuring", "ended"): "Rollback",
-    ("measuring", "serving"): "Measured",
-    ("measuring", "canary"): "Measured",
-    ("measuring", "kept"): "Measured",
-    ("canary", "serving"): "Promote",
-    ("canary", "ended"): "Rollback",
-    ("serving", "kept"): "Measured, Promote",
-    ("serving", "ended"): "Rollback",
-    ("kept", "serving"): "Rollback",
-    ("kept", "ended"): "Deploy",
-}
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fluidtune.serving.following import deploy_better, is_better
 from fluidtune.serving.model_versions import (
-    STATES,
     Deploy,
     Failed,
     Loaded,
@@ -29,8 +24,7 @@ from fluidtune.serving.model_versions import (
 )
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
-
-PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
+from tests.drawings import arrows_of, causes_of, tried
 
 
 def first():
@@ -44,45 +38,29 @@ def after(*events, service=None):
     return service
 
 
-def test_the_page_draws_exactly_the_table():
-    text = PAGE.read_text().split("### The states of a version", 1)[1].split("```", 2)[1]
-    arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
-    assert {(begin, end): causes for begin, end, causes in arrows} == STATES
-    assert {name for pair in STATES for name in pair} == set(get_args(State))
+def events_of(service):
+    newest = max(one.number for one in service.known)
+    yield from (Deploy("b", "run", share=share) for share in (0.1, 1.0))
+    yield from (Restored(Version(newest + 1, "b", "run", state=state)) for state in ("canary", "kept"))
+    for number in (newest - 1, newest):
+        yield from (Loaded(number), Measured(number), Failed(number, "it is slow"))
+    yield from (Promote(), Rollback())
 
 
-EVENTS = st.one_of(
-    st.builds(Deploy, st.sampled_from("bc"), st.just("run"), share=st.sampled_from([0.1, 1.0])),
-    st.builds(Loaded, st.integers(1, 6)),
-    st.builds(Measured, st.integers(1, 6)),
-    st.builds(Failed, st.integers(1, 6), st.just("it is slow")),
-    st.just(Promote()),
-    st.just(Rollback()),
-)
-
-
-@given(st.lists(EVENTS, max_size=40))
-def test_every_change_is_drawn_and_what_has_ended_stays_so(events):
-    """Whatever happens, one version serves, and two at most are loaded: none that has ended or was refused."""
-    service, states = first(), {1: "serving"}
-    for event in events:
-        try:
-            new = handle(service, event)
-        except ServeError as error:
-            assert "\n" not in str(error)
-            continue
-        cause = type(event).__name__
-        for one in new.known:
-            before = states.get(one.number)
-            if before is None:
-                assert one.state == "loading" and cause == "Deploy"
-            elif before != one.state:
-                assert cause in STATES[before, one.state].split(", ")
-            states[one.number] = one.state
-        service = new
+def test_the_page_draws_exactly_what_the_machine_does():
+    """And whatever happens, one version serves, and two at most are loaded: none that has ended or was refused."""
+    changes = []
+    for before, event, service in tried(first(), events_of, handle, 6):
+        was, now = ({one.number: one.state for one in each.known} for each in (before, service))
+        assert all(now[number] == "loading" for number in now.keys() - was.keys())
+        assert all(was[number] in ("ended", "refused") for number in was.keys() - now.keys())
+        changes += [(was[number], now[number], event) for number in was.keys() & now.keys()]
+        loaded = [number for number, state in now.items() if state not in ("ended", "refused")]
+        assert [one.number for one in service.loaded] == loaded and len(loaded) <= 2
         assert service.serving.state == "serving"
-        loaded = sorted(number for number, state in states.items() if state not in ("ended", "refused"))
-        assert sorted(one.number for one in service.loaded) == loaded and len(loaded) <= 2
+    drawn = arrows_of("serving-decisions.md", "### The states of a version")
+    assert causes_of(changes) == {arrow: set(causes.split(", ")) for arrow, causes in drawn.items()}
+    assert {state for arrow in drawn for state in arrow} == set(get_args(State))
 
 
 def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
