@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from fluidtune.serving.front import Front
 from fluidtune.serving.intake import Intake
 from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.model_versions import Service, Version
+from fluidtune.serving.model_versions import Version, Versions
 from fluidtune.serving.rollouts import Answering
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.watching import Books
@@ -42,7 +42,7 @@ class Server:
             return Reason.LATE_ON_ARRIVAL
         return self._hopeless if count <= self._most else Reason.QUEUE_FULL
 
-    def wait(self, name):
+    def least_latency(self, name):
         return 0.3
 
     def able_for(self, name):
@@ -60,8 +60,8 @@ class Server:
             answer.set_exception(one) if isinstance(one, Exception) else answer.set_result(one)
 
 
-class Life(SimpleNamespace):
-    """Stands for a `Lifetime` that serves trial "t", whose inputs are numbers. front: asks it."""
+class Controller(SimpleNamespace):
+    """Stands for a `ServiceController` that serves trial "t", whose inputs are numbers. front: asks it."""
 
     state, stopping, document, placed = "serving", False, b"", None
 
@@ -89,16 +89,16 @@ def made(server=None, slo=0.5, count=1, waits="", token=None, names=("t",), samp
     There.count, There.waits = count, waits
     model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
     answering = dict.fromkeys(names, Answering.of(model, Samples(list(samples), [2]), most))
-    rollouts = SimpleNamespace(service=Service(Version(1, "t", "run", state="serving")), answering=answering)
+    rollouts = SimpleNamespace(versions=Versions(Version(1, "t", "run", state="serving")), answering=answering)
     devices, intake, books = There(None, None, None), Intake(slo), Books(names)
-    life = Life(server=server or Server(), devices=devices, intake=intake, books=books, rollouts=rollouts)
+    controller = Controller(server=server or Server(), devices=devices, intake=intake, books=books, rollouts=rollouts)
     trials = [SimpleNamespace(name=name, value=None) for name in names]
     about = {"token": token, "placing": None, "slo_of": lambda name: slo}
-    life.front = Front(SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about), life)
-    return life
+    controller.front = Front(SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about), controller)
+    return controller
 
 
-async def ask(life, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
+async def ask(controller, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
     """The status, the value and the headers of an answer.
 
     body: None: nothing is to be read; a list: the parts in which it comes, of which those stay that were not read.
@@ -120,24 +120,24 @@ async def ask(life, method="POST", path="/", body=b"1", half=False, gone=None, h
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
-    await life.front(scope, receive, send)
+    await controller.front(scope, receive, send)
     start, *rest = sent
     said = {name.decode().title(): value.decode() for name, value in start["headers"]}
     text = b"".join(one.get("body", b"") for one in rest)
     return start["status"], json.loads(text) if "json" in said.get("Content-Type", "") else text.decode(), said
 
 
-async def begun(life, count, **given):
+async def begun(controller, count, **given):
     """A request, when the model has been asked for ``count`` inputs in all."""
-    asking = asyncio.ensure_future(ask(life, **given))
-    while len(life.server.answers) < count and not asking.done():
+    asking = asyncio.ensure_future(ask(controller, **given))
+    while len(controller.server.answers) < count and not asking.done():
         await asyncio.sleep(0)
     return asking
 
 
-async def answering(life, count, answers, **given):
+async def answering(controller, count, answers, **given):
     """The answer to a request, when the model has given ``answers`` to the first of its ``count`` inputs."""
-    life.server.answers.clear()
-    asking = await begun(life, count, **given)
-    life.server.answer(*answers)
+    controller.server.answers.clear()
+    asking = await begun(controller, count, **given)
+    controller.server.answer(*answers)
     return await asking

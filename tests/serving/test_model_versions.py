@@ -16,9 +16,9 @@ from fluidtune.serving.model_versions import (
     Promote,
     Restored,
     Rollback,
-    Service,
     State,
     Version,
+    Versions,
     handle,
     labels,
 )
@@ -28,18 +28,18 @@ from tests.drawings import arrows_of, causes_of, tried
 
 
 def first():
-    return Service(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
+    return Versions(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
 
 
-def after(*events, service=None):
-    service = service or first()
+def after(*events, versions=None):
+    versions = versions or first()
     for event in events:
-        service = handle(service, event)
-    return service
+        versions = handle(versions, event)
+    return versions
 
 
-def events_of(service):
-    newest = max(one.number for one in service.known)
+def events_of(versions):
+    newest = max(one.number for one in versions.known)
     yield from (Deploy("b", "run", share=share) for share in (0.1, 1.0))
     yield from (Restored(Version(newest + 1, "b", "run", state=state)) for state in ("canary", "kept"))
     for number in (newest - 1, newest):
@@ -50,14 +50,14 @@ def events_of(service):
 def test_the_page_draws_exactly_what_the_machine_does():
     """And whatever happens, one version serves, and two at most are loaded: none that has ended or was refused."""
     changes = []
-    for before, event, service in tried(first(), events_of, handle, 6):
-        was, now = ({one.number: one.state for one in each.known} for each in (before, service))
+    for before, event, versions in tried(first(), events_of, handle, 6):
+        was, now = ({one.number: one.state for one in each.known} for each in (before, versions))
         assert all(now[number] == "loading" for number in now.keys() - was.keys())
         assert all(was[number] in ("ended", "refused") for number in was.keys() - now.keys())
         changes += [(was[number], now[number], event) for number in was.keys() & now.keys()]
         loaded = [number for number, state in now.items() if state not in ("ended", "refused")]
-        assert [one.number for one in service.loaded] == loaded and len(loaded) <= 2
-        assert service.serving.state == "serving"
+        assert [one.number for one in versions.loaded] == loaded and len(loaded) <= 2
+        assert versions.serving.state == "serving"
     drawn = arrows_of("serving-decisions.md", "### The states of a version")
     assert causes_of(changes) == {arrow: set(causes.split(", ")) for arrow, causes in drawn.items()}
     assert {state for arrow in drawn for state in arrow} == set(get_args(State))
@@ -69,7 +69,7 @@ def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
     assert list(moved.answering) == ["1", "2"]
     back = handle(moved, Rollback())
     assert (back.phase, back.serving.number, back.last.number) == ("one", 1, 2)
-    assert after(Deploy("c", "run"), service=back).other.number == 3
+    assert after(Deploy("c", "run"), versions=back).other.number == 3
 
 
 def test_a_share_of_the_requests_is_drawn_by_their_ids():
@@ -79,7 +79,7 @@ def test_a_share_of_the_requests_is_drawn_by_their_ids():
     assert 0.08 < drawn.count(2) / len(ids) < 0.12
     assert drawn == [canary.drawn(one).number for one in ids]
     assert {canary.drawn(one, able=False).number for one in ids} == {1}
-    assert {after(Promote(), service=canary).drawn(one).number for one in ids} == {2}
+    assert {after(Promote(), versions=canary).drawn(one).number for one in ids} == {2}
 
 
 @pytest.mark.parametrize("state", ["canary", "kept"])
@@ -87,7 +87,7 @@ def test_what_comes_back_after_a_restart_takes_its_place_again(state):
     was = Version(2, "b", "run", state=state, share=0.1)
     back = after(Restored(was))
     assert (back.phase, back.other.state) == ("loading", "loading")
-    assert after(Loaded(2), Measured(2), service=back).other == Version(2, "b", "run", None, state, state, 0.1)
+    assert after(Loaded(2), Measured(2), versions=back).other == Version(2, "b", "run", None, state, state, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,19 @@ def test_better_is_better_than_each_that_is_known(value, known, mode, better):
 
 async def test_what_was_rolled_back_is_deployed_when_it_has_got_better():
     class Rollouts:
-        service = Service(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
+        versions = Versions(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
 
         async def deploy(self, winner, run, share):
-            self.service = handle(self.service, Deploy(winner.name, run, winner, share))
+            self.versions = handle(self.versions, Deploy(winner.name, run, winner, share))
 
     rollouts = Rollouts()
 
     async def phase(value):
         await deploy_better(rollouts, Winner("b", None, {}, value), "run", "max")
-        return rollouts.service.phase
+        return rollouts.versions.phase
 
     assert await phase(0.5) == "loading"
-    assert await phase(0.6) == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
-    rollouts.service = handle(rollouts.service, Rollback())
+    assert await phase(0.6) == "loading" and rollouts.versions.other.what.value == 0.5  # One deploy at a time.
+    rollouts.versions = handle(rollouts.versions, Rollback())
     assert await phase(0.5) == "one"
     assert await phase(0.55) == "loading"

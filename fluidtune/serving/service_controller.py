@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 STOP_S = 1.0
 
 
-class Lifetime:
+class ServiceController:
     """The service of a setting. It belongs to the event loop that runs when it is made, and begins at once."""
 
     def __init__(self, setting: Setting):
@@ -88,7 +88,7 @@ class Lifetime:
     def able(self, server: AsyncServer, key: str = "") -> bool:
         """Whether a device can answer now for this model; "": for the one that ``POST /`` asks, or any of several."""
         if self._setting.placing is None:
-            key = key or self.rollouts.service.serving.key
+            key = key or self.rollouts.versions.serving.key
         return server.able_for(key) if key else bool(server.able)
 
     @property
@@ -150,7 +150,7 @@ class Lifetime:
             "processes_wanted": wanted * self._setting.stages,
             "unanswered": self.server.unanswered if self.server is not None else 0,
             "model": self._names[0],
-            "phase": self.rollouts.service.phase,
+            "phase": self.rollouts.versions.phase,
             "stages": self.rollouts.stages(),
             "placement": self.placed.placement() if self.placed is not None else None,
             "trials": [*self.rollouts.status(self._figures), *others],
