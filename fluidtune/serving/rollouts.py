@@ -95,8 +95,9 @@ class Rollouts:
         trials, serving = self._setting.loading.each(), self.versions.serving
         #: By key, how processes come to each model that devices have.
         self._loadings = {serving.key: self._loading(serving), **{key: trials[key] for key in self.keys[1:]}}
-        sizes, place = defaultdict[str, float](lambda: 1.0), replacement.Device(frozenset(self.keys))
-        self._standing = replacement.Standing(sizes, len(self.keys) + 1, {ALL: place}, math.inf, {}, searching=False)
+        sizes, places = defaultdict[str, float](lambda: 1.0), {ALL: replacement.Device(frozenset(self.keys))}
+        room = len(self.keys) + 1
+        self._placement = replacement.PlacementState(sizes, room, places, math.inf, {}, searching=False)
 
     @property
     def keys(self) -> list[str]:
@@ -132,7 +133,7 @@ class Rollouts:
 
     def desired(self, number: int) -> dict[str, Loading]:
         """By key, the models that each device is to have, with a version that ends until it has answered all."""
-        there = self._standing.devices[ALL].all
+        there = self._placement.devices[ALL].all
         return {key: loading for key, loading in self._loadings.items() if key in there}
 
     def _present(self) -> list[Device]:
@@ -217,7 +218,7 @@ class Rollouts:
             self._watch.forget(last.key)
         wanted = frozenset({*[one.key for one in self.versions.loaded], *self.keys[1:]})
         self._loadings |= {one.key: self._loading(one) for one in self.versions.loaded}
-        for key in self._standing.devices[ALL].loads - wanted:
+        for key in self._placement.devices[ALL].loads - wanted:
             self._work[key].cancel()
             self._hear(replacement.NotHeld(ALL, key))
         self._hear(replacement.Wanted({ALL: wanted}))
@@ -229,7 +230,7 @@ class Rollouts:
             del self._work[event.model]
             if not isinstance(event, replacement.Held):
                 del self._loadings[event.model]
-        self._standing, acts = replacement.handle(self._standing, event)
+        self._placement, acts = replacement.handle(self._placement, event)
         for act in acts:
             assert not isinstance(act, replacement.Search)  # Nothing has said where else the versions might stand.
             work = self._load(act.model) if isinstance(act, replacement.Hold) else self._end(act.model)

@@ -23,9 +23,9 @@ from symphony_serve.replacement import (
     NotFound,
     NotHeld,
     Phase,
+    PlacementState,
     Rates,
     Search,
-    Standing,
     Up,
     Wanted,
     differ,
@@ -58,7 +58,7 @@ def test_the_page_draws_exactly_what_the_machine_does():
 
 def standing(memory, *held, sizes=None, **given):
     devices = {number: Device(frozenset(models)) for number, models in enumerate(held)}
-    return Standing(sizes or dict.fromkeys("abc", 1.0), memory, devices, 10.0, dict.fromkeys("abc", 1.0), **given)
+    return PlacementState(sizes or dict.fromkeys("abc", 1.0), memory, devices, 10.0, dict.fromkeys("abc", 1.0), **given)
 
 
 def moved(state, *placement):
@@ -216,7 +216,7 @@ class Replacing(RuleBasedStateMachine):
     def begins(self, sizes, memory, count, data):
         sizes = dict(zip(NAMES, map(float, sizes), strict=True))
         devices = {number: Device() for number in range(count)}
-        self.state = Standing(sizes, float(memory), devices, 2.0, dict.fromkeys(NAMES, 1.0))
+        self.state = PlacementState(sizes, float(memory), devices, 2.0, dict.fromkeys(NAMES, 1.0))
         self.now, self.searches = 0.0, [(1, tuple(devices))]
         self.flights = []
         self.up = {}
