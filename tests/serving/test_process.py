@@ -18,7 +18,7 @@ from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_process import Passed, Started
 from fluidtune.serving.process import STATES, State
 from symphony_serve.errors import DeviceLost, ServeError
-from tests.drawings import arrows_of
+from tests.drawings import changes_of
 from tests.serve.driving import PATIENCE_S, reached
 from tests.serving.fake_ray import SAMPLES, STAGES, FakeRay, One, Staged
 
@@ -27,8 +27,8 @@ BROKEN = RayActorError(error_msg="Traceback ...\nServeError: the checkpoint of t
 
 
 def test_the_page_draws_exactly_the_table():
-    arrows = arrows_of("serving-decisions.md", "### The states of a process")
-    drawn = {(begin, cause): end for (begin, end), causes in arrows.items() for cause in causes.split(", ")}
+    changes = changes_of("serving-decisions.md", "### The states of a process")
+    drawn = {(begin, cause): end for begin, end, cause in changes}
     assert drawn == STATES and {begin for begin, _ in STATES} | {*STATES.values()} == set(get_args(State))
 
 
