@@ -85,8 +85,6 @@ class Simulation:
                 self._open += 1
                 self._tell(RequestArrived(request), request.arrival)
                 request = next(self._requests, None)
-            elif min(due, self._wake) == math.inf:
-                raise ServeError(f"{self._open} requests are neither answered nor refused, and nothing is to happen")
             elif due <= self._wake:
                 self._end_batch(*heapq.heappop(self._running))
             else:

@@ -209,18 +209,14 @@ class Replacing(RuleBasedStateMachine):
     """Rates, searches, loads, unloads and devices in any order, under the table of transitions."""
 
     @initialize(
-        sizes=st.lists(st.integers(1, 4), min_size=4, max_size=4),
-        memory=st.integers(4, 9),
-        count=st.integers(1, 4),
-        data=st.data(),
+        sizes=st.lists(st.integers(1, 4), min_size=4, max_size=4), memory=st.integers(4, 9), count=st.integers(1, 4)
     )
-    def begins(self, sizes, memory, count, data):
+    def begins(self, sizes, memory, count):
         sizes = dict(zip(NAMES, map(float, sizes), strict=True))
         devices = {number: Device() for number in range(count)}
         self.state = PlacementState(sizes, float(memory), devices, 2.0, dict.fromkeys(NAMES, 1.0))
         self.now, self.searches = 0.0, [(1, tuple(devices))]
         self.flights = []
-        self.up = {}
 
     def tell(self, event):
         before, self.state = self.state, None
