@@ -88,7 +88,7 @@ class Front:
         try:
             holding.until = arrival + timeout_s(request.headers.get(TIMEOUT), slo)
             with self._intake.one(holding):
-                server = self._check_there(asked.model)
+                server = self._controller.server_for(asked.model)
                 if (why := server.hopeless(key, holding.until - arrival)) is not None:
                     raise Refused(asked.model, why)  # To read it costs more than to refuse it.
                 reads, most = self._interface(key, tensors)
@@ -253,26 +253,10 @@ class Front:
             for one in left:
                 one.cancel()
 
-    def _check_there(self, model: str) -> AsyncServer:
-        """Raises `HTTPError` if nothing can be answered at any load, or not for this one of several models.
-
-        A lost model process may be back in time.
-        """
-        if self._controller.stopping:
-            raise refused("stopping", "the service is being stopped", closes=True)
-        if self._controller.server is None or self._controller.devices is None:
-            raise refused(self._controller.state, f"the models are not there yet: {self._controller.doing}")
-        if not self._controller.devices.count:
-            waits = self._controller.devices.waits or "the models load"
-            raise refused("no_lease", f"the service has no device now: {waits}")
-        if self._controller.placed is not None and (why := self._controller.placed.unavailable.get(model)):
-            raise refused("no_model_process", f"model {model} is not loaded: {why}")
-        return self._controller.server
-
     def _check_ready(self, asked: Route) -> None:
         """Raises `HTTPError` if no model process can answer now. asked: maybe about a model, and a version of it."""
         model, versions = asked.model, self._rollouts.versions
-        server = self._check_there(model)
+        server = self._controller.server_for(model)
         key = versions.answering.get(asked.version, versions.serving).key if model == self._names[0] else model
         comes_when_asked = model and self._controller.placed is not None and self._controller.placed.comes(model)
         if not comes_when_asked and not self._controller.able(server, key):

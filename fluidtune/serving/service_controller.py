@@ -23,7 +23,7 @@ from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.device_kinds import asked_for
 from fluidtune.report import this_machine
 from fluidtune.serving.address import url_of
-from fluidtune.serving.answers import AGAIN_S
+from fluidtune.serving.answers import AGAIN_S, refused
 from fluidtune.serving.capacity import PROFILES
 from fluidtune.serving.device import Device
 from fluidtune.serving.following import follow
@@ -99,6 +99,22 @@ class ServiceController:
     def own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
         return {"slo_s": self._setting.slo_of(name)} if self._setting.placing is not None else {}
+
+    def server_for(self, model: str) -> AsyncServer:
+        """What answers for this model, or for "" at all. Raises `HTTPError` if nothing can, whatever the load is.
+
+        A lost model process may be back in time.
+        """
+        if self.stopping:
+            raise refused("stopping", "the service is being stopped", closes=True)
+        if self.server is None or self.devices is None:
+            raise refused(self.state, f"the models are not there yet: {self.doing}")
+        if not self.devices.count:
+            waits = self.devices.waits or "the models load"
+            raise refused("no_lease", f"the service has no device now: {waits}")
+        if self.placed is not None and (why := self.placed.unavailable.get(model)):
+            raise refused("no_model_process", f"model {model} is not loaded: {why}")
+        return self.server
 
     # What `fluidtune serve` asks.
 

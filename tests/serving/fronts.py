@@ -13,6 +13,7 @@ from fluidtune.serving.intake import Intake
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_versions import Version, Versions
 from fluidtune.serving.rollouts import Answering
+from fluidtune.serving.service_controller import ServiceController
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.watching import Books
 from symphony_serve.delays import Delays
@@ -60,20 +61,15 @@ class Server:
             answer.set_exception(one) if isinstance(one, Exception) else answer.set_result(one)
 
 
-class Controller(SimpleNamespace):
-    """Stands for a `ServiceController` that serves trial "t", whose inputs are numbers. front: asks it."""
+class Controller(ServiceController):
+    """One that serves trial "t", whose inputs are numbers, with these parts. front: asks it."""
 
-    state, stopping, document, placed = "serving", False, b"", None
+    state, stopping, document = "serving", False, b""
 
-    @property
-    def doing(self):
-        return self.state if self.server is None or self.server.able else "waiting for a model process"
-
-    def able(self, server, key=""):
-        return server.able > 0
-
-    def own_slo(self, name):
-        return {}
+    def __init__(self, setting, **parts):
+        self._setting = setting
+        vars(self).update(parts)
+        self.front = Front(setting, self)
 
     def have(self, **what):
         """What is known of the model."""
@@ -91,11 +87,11 @@ def made(server=None, slo=0.5, count=1, waits="", token=None, names=("t",), samp
     answering = dict.fromkeys(names, Answering.of(model, Samples(list(samples), [2]), most))
     rollouts = SimpleNamespace(versions=Versions(Version(1, "t", "run", state="serving")), answering=answering)
     devices, intake, books = There(None, None, None), Intake(slo), Books(names)
-    controller = Controller(server=server or Server(), devices=devices, intake=intake, books=books, rollouts=rollouts)
     trials = [SimpleNamespace(name=name, value=None) for name in names]
     about = {"token": token, "placing": None, "slo_of": lambda name: slo}
-    controller.front = Front(SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about), controller)
-    return controller
+    setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about)
+    parts = {"devices": devices, "intake": intake, "books": books, "rollouts": rollouts}
+    return Controller(setting, server=server or Server(), **parts)
 
 
 async def ask(controller, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
