@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.orloj_cases import SIZES, Case, Load
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, largest, mixture
+from benchmarks.rival_servers import Server
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
 from benchmarks.rival_servers.fifo import Fifo
@@ -29,7 +30,6 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     Instruction,
-    Server,
 )
 from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers import Server
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.fifo import Fifo
@@ -38,7 +39,6 @@ from benchmarks.serve_arrivals import poisson
 from benchmarks.serve_twin import Outcome, goodput
 from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.batching.window import Window
-from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler

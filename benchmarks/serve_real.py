@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers import Server
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.serve_batch import ServeBatch
 from benchmarks.serve_arrivals import arrivals
@@ -38,7 +39,6 @@ from benchmarks.served_by_thread import ServedByThread
 from symphony_serve import seen_times
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import Refused
-from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import LocalDevice

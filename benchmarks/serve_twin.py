@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from benchmarks.rival_servers import Server
 from symphony_serve.autoscale import BAD_RATE
-from symphony_serve.messages import Dispatch, Request, Server
+from symphony_serve.messages import Dispatch, Request
 from symphony_serve.twin import ModelCount, Simulation
 
 

@@ -21,6 +21,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.rival_servers import Server
 from benchmarks.serve_twin import MeasuredSimulation
 from symphony_serve.messages import (
     BatchTook,
@@ -30,7 +31,6 @@ from symphony_serve.messages import (
     GpuLost,
     Instruction,
     Request,
-    Server,
     Suspect,
 )
 from symphony_serve.model_side import EAGER, Batching, Model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 #: Two times that differ by less are the same moment, s: far above the rounding error of a clock that counts years in
 #: seconds (2e-8), far below any latency.
@@ -235,10 +235,3 @@ class WakeAt(Instruction):
     """Send `Tick` at this moment. Only the newest `WakeAt` counts."""
 
     at: float
-
-
-class Server(Protocol):
-    """What decides about batches: the `Scheduler`, or a baseline."""
-
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in what happened at ``now``."""

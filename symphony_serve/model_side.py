@@ -201,7 +201,7 @@ class ModelSide:
             self._learned.add(sources, self._times.latest[-1][1])
             due = self._learned.due(seconds) or tried
             if due:
-                self._learned.profiles(self._times.wait)
+                self._learned.profiles(self._times.longest_wait)
         if due:
             self.former.set_profile(self._known)
         return due
@@ -238,7 +238,7 @@ class ModelSide:
         self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
         for sources, (_, stretch) in zip(self._sources, self._times.latest, strict=True):
             self._learned.add(sources, stretch)
-        self._learned.profiles(self._times.wait)
+        self._learned.profiles(self._times.longest_wait)
         return Orloj(self._known, self.model.delays)
 
     @property

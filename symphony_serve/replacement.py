@@ -4,8 +4,9 @@ Events go into `handle`, and the state after it comes out, with what the shell m
 said by a search (`placement.replanning`) or, of versions of one model, by those that are wanted (`Wanted`). Where not
 all models have room, `making_room` says which one comes when it is asked. A placement is changed in steps, so that a
 device never holds more bytes than its memory, models that load and that are unloaded among them; and no model that is
-to stand somewhere is unloaded from its last device while there is another way. docs/placement.md draws the table of
-transitions, and a test holds the two equal. All times are seconds, all rates requests per second, all memory is bytes.
+to stand somewhere is unloaded from its last device while there is another way. docs/placement.md draws the phases, and
+a test holds the drawing equal to what `handle` does. All times are seconds, all rates requests per second, all memory
+is bytes.
 """
 
 from __future__ import annotations
@@ -22,28 +23,14 @@ from symphony_serve.making_room import Demand, Placement, placed_for
 #: ``searching``: another placement is looked for. ``moving``: models load and are unloaded.
 Phase = Literal["settled", "drifting", "searching", "moving"]
 
-#: Every change of the phase, with the events that cause it. It begins as ``searching``.
-PHASES: dict[tuple[Phase, Phase], str] = {
-    ("settled", "drifting"): "Rates",
-    ("drifting", "settled"): "Rates",
-    ("drifting", "searching"): "Rates, Down, Up",
-    ("settled", "searching"): "Down, Up",
-    ("settled", "moving"): "Lost, Asked, Wanted",
-    ("drifting", "moving"): "Lost, Asked, Wanted",
-    ("searching", "moving"): "Found, Wanted",
-    ("searching", "settled"): "Found, NotFound, Wanted",
-    ("moving", "settled"): "Held, Dropped, NotHeld, Wanted",
-    ("moving", "drifting"): "Held, Dropped, NotHeld, Wanted",
-    ("moving", "searching"): "Down, Up",
-}
 #: A rate differs if one of the two is more than this many times the other. Judgement: devices are seldom so full that a
 #: quarter more is refused.
 TIMES = 1.25
 #: And if the requests are this many standard deviations of a Poisson count more or fewer: by chance alone, that happens
 #: in one of 16,000 windows (two-sided normal tail).
 DEVIATIONS = 4.0
-#: A model that does not load is tried again after `Standing.patience`, and after twice as long each further time, so
-#: many times. Judgement: with a patience of 20 s, every eleven minutes at last.
+#: A model that does not load is tried again after `PlacementState.patience`, and after twice as long each further time,
+#: so many times. Judgement: with a patience of 20 s, every eleven minutes at last.
 MOST_DOUBLINGS = 5
 
 
@@ -63,7 +50,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlacementState:
     """Where the models stand, and where they are to stand.
 
     sizes: bytes by model. memory: of each device. patience: rates must differ for so long before there is a search; as
@@ -233,7 +220,7 @@ def differ(planned: Mapping[str, float], rates: Mapping[str, float], seconds: fl
     return False
 
 
-def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
+def handle(state: PlacementState, event: Event) -> tuple[PlacementState, list[Act]]:
     """The state after the event, and what must be done. Raises ServeError for a placement that cannot be."""
     if isinstance(event, Rates):
         return _rated(state, event)
@@ -277,7 +264,7 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
     return _steps(replace(state, failed=state.failed - model, fails=fails))
 
 
-def _not_held(state: Standing, event: NotHeld) -> Standing:
+def _not_held(state: PlacementState, event: NotHeld) -> PlacementState:
     """Back to what stood before. Where that fails as well, the model stays where it stands, or is left out.
 
     One that stood nowhere is left out, and what has left for it comes back when it is asked.
@@ -293,11 +280,11 @@ def _not_held(state: Standing, event: NotHeld) -> Standing:
     return replace(state, target=target, failed=state.failed | {model}, fails=fails)
 
 
-def _with(state: Standing, number: int, device: Device) -> Standing:
+def _with(state: PlacementState, number: int, device: Device) -> PlacementState:
     return replace(state, devices={**state.devices, number: device})
 
 
-def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
+def _rated(state: PlacementState, event: Rates) -> tuple[PlacementState, list[Act]]:
     if state.phase not in ("settled", "drifting"):
         return state, []
     lacking = state.lacking
@@ -311,7 +298,7 @@ def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
     return _search(replace(state, failed=frozenset()), event.rates)
 
 
-def _asked(state: Standing, event: Asked) -> tuple[Standing, list[Act]]:
+def _asked(state: PlacementState, event: Asked) -> tuple[PlacementState, list[Act]]:
     """Count, and let the model come that has missed most of those that can."""
     known = {model: state.demands.get(model, Demand()) for model in state.sizes}
     demands = {
@@ -334,13 +321,13 @@ def _asked(state: Standing, event: Asked) -> tuple[Standing, list[Act]]:
     return state, []
 
 
-def _search(state: Standing, rates: Mapping[str, float]) -> tuple[Standing, list[Act]]:
+def _search(state: PlacementState, rates: Mapping[str, float]) -> tuple[PlacementState, list[Act]]:
     number = state.searches + 1
     found = replace(state, searching=True, searches=number, target=None, since=None, planned=dict(rates))
     return found, [Search(number, rates, tuple(state.up))] if state.up else []
 
 
-def _fits(state: Standing, placement: Placement) -> bool:
+def _fits(state: PlacementState, placement: Placement) -> bool:
     """Whether each device is up and has the memory."""
     return all(
         number in state.up and sum(state.sizes[model] for model in models) <= state.memory
@@ -348,13 +335,13 @@ def _fits(state: Standing, placement: Placement) -> bool:
     )
 
 
-def _check(state: Standing, placement: Placement) -> None:
+def _check(state: PlacementState, placement: Placement) -> None:
     if not _fits(state, placement):
         shown = {number: sorted(models) for number, models in placement.items()}
         raise ServeError(f"the placement {shown} lacks a device with memory for it")
 
 
-def _steps(state: Standing) -> tuple[Standing, list[Act]]:
+def _steps(state: PlacementState) -> tuple[PlacementState, list[Act]]:
     """What can be done now on the way to the target."""
     acts: list[Act] = []
     if state.target is None or state.searching:
@@ -368,7 +355,7 @@ def _steps(state: Standing) -> tuple[Standing, list[Act]]:
     return replace(state, target=None, guests=frozenset(), placed=placed), acts
 
 
-def _begun(state: Standing, act: Hold | Drop) -> Standing:
+def _begun(state: PlacementState, act: Hold | Drop) -> PlacementState:
     device, model = state.devices[act.device], frozenset({act.model})
     if isinstance(act, Hold):
         assert state.target is not None
@@ -378,7 +365,7 @@ def _begun(state: Standing, act: Hold | Drop) -> Standing:
     return _with(state, act.device, replace(device, held=device.held - model, drops=device.drops | model))
 
 
-def _possible(state: Standing) -> Iterator[Hold | Drop]:
+def _possible(state: PlacementState) -> Iterator[Hold | Drop]:
     """What may be done next, the best first: loads that fit, room for others, detours, and at last a gap.
 
     A model that is to stand nowhere leaves as one that stands elsewhere does.

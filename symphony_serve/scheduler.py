@@ -235,7 +235,7 @@ class Scheduler:
         """The fewest seconds of a batch of 1."""
         return self._sides[model].fastest[1]
 
-    def wait(self, model: str, gpus: int, now: float, count: int = 1) -> float:
+    def least_latency(self, model: str, gpus: int, now: float, count: int = 1) -> float:
         """Seconds at the least until so many GPUs have run ``count`` more requests to the model, and all before them.
 
         Infinite: there are none. What waits for other models need not go first, batches may be the fastest ones, and

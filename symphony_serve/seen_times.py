@@ -75,7 +75,7 @@ class SeenTimes:
         if self._batches < EVERY and self._seconds < EVERY_S:
             return None
         self._batches, self._seconds = 0, 0.0
-        made = self._stretched(QUANTILE, self.wait)
+        made = self._stretched(QUANTILE, self.longest_wait)
         pairs = zip(made.table[1:-1], self.profile.table[1:-1], strict=True)
         if all(abs(new - old) <= CHANGE * old for new, old in pairs):
             return None
@@ -121,7 +121,7 @@ class SeenTimes:
         return ranges
 
     @property
-    def wait(self) -> float:
+    def longest_wait(self) -> float:
         """The longest of the latest waits; 0 if there was no batch."""
         return high_quantile(list(self._waits), WAIT_QUANTILE) if self._waits else 0.0
 

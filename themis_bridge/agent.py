@@ -96,14 +96,13 @@ class Agent:
             return self._drop_leases(self.leases)
         return self._update_leases(answer) if isinstance(answer, m.Leases) else []
 
-    def vacated(self, gpu: str, token: int | None = None) -> None:
+    def vacated(self, gpu: str, token: int) -> None:
         """The executor has left the GPU for good.
 
-        token: of the lease that it has left; None: of the present one. A newer lease of the GPU, of which the executor
-        may not have heard yet, is kept.
+        token: of the lease that it has left. A newer one of the GPU, of which it may not have heard yet, is kept.
         """
         view = self.leases.get(gpu)
-        if view is not None and token in (None, view.token):
+        if view is not None and token == view.token:
             del self.leases[gpu]
             self._left.add((gpu, view.token))
 

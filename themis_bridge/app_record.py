@@ -79,7 +79,7 @@ class AppRecord:
     least: float = math.inf
     #: Above 1 when the app understated its work or overstated its slowdown.
     doubt: float = 1.0
-    #: The doubt about its user when it joined, see `ArbiterState.remember_user`.
+    #: The doubt about its user when it joined, see `ArbiterState._remember_user`.
     former: float = 1.0
     #: Of the last report: the tokens of its leases; [] if it has gained one since.
     tokens: list[int] = field(default_factory=list)

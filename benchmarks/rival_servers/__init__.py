@@ -13,3 +13,14 @@
 Eager starts are a policy of the `Scheduler` itself. All run under ideal conditions: no delays, exact profiles. So they
 do better here than the systems did.
 """
+
+from typing import Protocol
+
+from symphony_serve.messages import Event, Instruction
+
+
+class Server(Protocol):
+    """What decides about batches: the `Scheduler`, or a baseline."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened at ``now``."""

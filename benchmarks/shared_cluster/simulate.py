@@ -232,10 +232,11 @@ class Simulation:
                     other.begin_at(self.now)
                     self._push(self.now, other.spec.name)
             return True
+        agent = self.agents[name]
         for gpu in app.surplus():
             app.lose_gpu(gpu)
-            self.agents[name].vacated(gpu)
-        self._send(self.agents[name].heartbeat())
+            agent.vacated(gpu, agent.leases[gpu].token)
+        self._send(agent.heartbeat())
         return False
 
     def _predict(self) -> None:
@@ -301,7 +302,7 @@ class Simulation:
             # As a job does, after a few seconds.
             app.lose_gpu(gpu)
             self._changed.add(name)
-            agent.vacated(gpu)
+            agent.vacated(gpu, agent.leases[gpu].token)
         return [agent.heartbeat()] if torn else []
 
     def _result(self) -> Result:

@@ -34,7 +34,7 @@ async def follow(rollouts: Rollouts, run: str, following: Following) -> None:
 
 async def deploy_better(rollouts: Rollouts, best: Winner, run: str, mode: str) -> None:
     """Deploy the run's best trial, if it is better. Raises ServeError if that cannot be now."""
-    service = rollouts.service
-    known = [one.what.value for one in service.known]
-    if service.phase in ("one", "moved") and best.value is not None and is_better(best.value, known, mode):
+    versions = rollouts.versions
+    known = [one.what.value for one in versions.known]
+    if versions.phase in ("one", "moved") and best.value is not None and is_better(best.value, known, mode):
         await rollouts.deploy(best, run, 1.0)

@@ -23,11 +23,11 @@ from starlette.responses import Response
 from fluidtune.serving.answers import HTTPError, Route, as_json, in_protocol, is_probe, refused, route
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import MOST_TENSORS, Holding
-from fluidtune.serving.lifetime import Lifetime
 from fluidtune.serving.loaded_model import failed
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.plain_input import PlainInput
 from fluidtune.serving.process import said_of
+from fluidtune.serving.service_controller import ServiceController
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.watching import exposition
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
@@ -56,24 +56,25 @@ class Front:
     or a batch of tensors (`Interface`). All answers but outputs are `HTTPError`.
     """
 
-    def __init__(self, setting: Setting, life: Lifetime):
-        self._setting, self._life = setting, life
+    def __init__(self, setting: Setting, controller: ServiceController):
+        self._setting, self._controller = setting, controller
+        self._rollouts, self._intake, self._books = controller.rollouts, controller.intake, controller.books
         self._names = [trial.name for trial in setting.loading.trials]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one HTTP request."""
         arrival = time.monotonic()
         request = Request(scope, receive)
-        number = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
+        request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
         try:
             self._check_token(request)
-            response = await self._respond(request, arrival, number)
+            response = await self._respond(request, arrival, request_id)
         except HTTPError as said:
             response = said.response(in_protocol(scope["path"]))
-        response.headers[REQUEST_ID] = number[:MOST_ID]
+        response.headers[REQUEST_ID] = request_id[:MOST_ID]
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request, arrival: float, number: str) -> Response:
+    async def _respond(self, request: Request, arrival: float, request_id: str) -> Response:
         """Raises `HTTPError`."""
         path = request.scope["path"]
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
@@ -81,30 +82,28 @@ class Front:
         asked = route(request.method, path, self._versions())
         if request.method != "POST":
             return self._shown(asked)
-        name, tensors = asked.model, asked.what == "infer"
-        slo, intake = self._setting.slo_of(name), self._life.intake
-        key = self._key(asked, number)
+        slo, tensors = self._setting.slo_of(asked.model), asked.what == "infer"
+        key = self._key(asked, request_id)
         holding = Holding(arrival + slo)
         try:
             holding.until = arrival + timeout_s(request.headers.get(TIMEOUT), slo)
-            with intake.one(holding):
-                server = self._check_there()
-                self._check_loaded(name)
+            with self._intake.one(holding):
+                server = self._controller.server_for(asked.model)
                 if (why := server.hopeless(key, holding.until - arrival)) is not None:
-                    raise Refused(name, why)  # To read it costs more than to refuse it.
+                    raise Refused(asked.model, why)  # To read it costs more than to refuse it.
                 reads, most = self._interface(key, tensors)
                 decode = partial(reads.decode, request.headers, most=MOST_INPUTS)
-                batch = await intake.read(request, decode, most, holding)
+                batch = await self._intake.read(request, decode, most, holding)
                 if batch.timeout_s is not None:
                     holding.until = min(holding.until, time.monotonic() + batch.timeout_s)
-                intake.hold_inputs(holding, len(batch.inputs))
-                key = self._key(asked, number)  # It may be another one by now. All have one form of inputs.
+                self._intake.hold_inputs(holding, len(batch.inputs))
+                key = self._key(asked, request_id)  # It may be another one by now. All have one form of inputs.
                 writes, _ = self._interface(key, tensors)
                 writes.check_outputs(batch.outputs)
                 outcomes = await self._ask(server, request, key, batch.inputs, holding.until)
-                response = await self._answer(writes, batch, name, key, outcomes, arrival, holding)
+                response = await self._answer(writes, batch, asked.model, key, outcomes, arrival, holding)
                 if response.status_code != 200:
-                    logger.warning("Request %s: %s", number[:MOST_ID], bytes(response.body).decode())
+                    logger.warning("Request %s: %s", request_id[:MOST_ID], bytes(response.body).decode())
                 return response
         except (Refused, ServeError, HTTPError) as error:
             said = error if isinstance(error, HTTPError) else self._said(error, key)
@@ -115,7 +114,7 @@ class Front:
 
     def _interface(self, key: str, tensors: bool) -> tuple[Interface | PlainInput, int]:
         """How the model of this key is asked, and how many bytes a body may have."""
-        about = self._life.rollouts.answering[key]
+        about = self._rollouts.answering[key]
         if tensors:
             return about.interface, MOST_TENSORS * about.most
         return PlainInput(about.interface.form), about.most
@@ -124,34 +123,34 @@ class Front:
         """The answer to a request that is refused, or that is none."""
         if not isinstance(error, Refused):
             return HTTPError(400, "bad_input", str(error))
-        server, placed = self._life.server, self._life.placed
+        server, placed = self._controller.server, self._controller.placed
         if error.reason in MAY_HAVE_RUN | {Reason.CLOSED}:
             placed = None
         if placed is not None and (comes_in := placed.comes_in(key)) is not None:
             return refused("loading", f"model {key} is not in memory; to load it takes {comes_in:.1f} s", comes_in)
-        there = server is not None and key in self._life.rollouts.answering
-        retry_s = server.wait(key) if there else self._setting.slo  # type: ignore[union-attr]
+        there = server is not None and key in self._rollouts.answering
+        retry_s = server.least_latency(key) if there else self._setting.slo  # type: ignore[union-attr]
         return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
-    def _key(self, asked: Route, number: str) -> str:
+    def _key(self, asked: Route, request_id: str) -> str:
         """Of the model and version that answer the request with this id.
 
         Raises `HTTPError` if there is no version any more that it names.
         """
-        service, server = self._life.rollouts.service, self._life.server
+        versions, server = self._rollouts.versions, self._controller.server
         if asked.model != self._names[0]:
             return asked.model
         if not asked.version:
-            able = service.phase != "canary" or server.able_for(service.known[1].key)  # type: ignore[union-attr]
-            return service.drawn(number, able).key
-        if asked.version not in service.answering:
+            able = versions.phase != "canary" or server.able_for(versions.known[1].key)  # type: ignore[union-attr]
+            return versions.drawn(request_id, able).key
+        if asked.version not in versions.answering:
             raise HTTPError(404, "not_found", f"version {asked.version} of {asked.model} is not there any more")
-        return service.answering[asked.version].key
+        return versions.answering[asked.version].key
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """Of each model, the versions that a request may name."""
         found: dict[str, tuple[str, ...]] = dict.fromkeys(self._names, ("1",))
-        return {**found, self._names[0]: tuple(self._life.rollouts.service.answering)}
+        return {**found, self._names[0]: tuple(self._rollouts.versions.answering)}
 
     async def _answer(
         self,
@@ -171,7 +170,7 @@ class Front:
             size = 0 if isinstance(interface, PlainInput) else sum(map(len, texts))  # A text is answered as it is.
             encode = partial(interface.encode, batch, model, version, texts)
             try:
-                body, headers = await self._life.intake.write(size, encode, holding)
+                body, headers = await self._intake.write(size, encode, holding)
                 response = Response(body, headers=headers)
             except asyncio.TimeoutError:
                 raise Refused(key, Reason.OVERDUE) from None
@@ -180,9 +179,9 @@ class Front:
                 response = Response(outcomes[0][1], outcomes[0][0])
         for status, _ in outcomes:
             if status == 200:
-                self._life.books.answered(key, time.monotonic() - arrival)
+                self._books.answered(key, time.monotonic() - arrival)
             else:
-                self._life.books.count(key, "bad" if status == 400 else "failed")
+                self._books.count(key, "bad" if status == 400 else "failed")
         response.headers.setdefault("Content-Type", "application/json")
         response.headers[MODEL_VERSION] = version
         return response
@@ -192,8 +191,8 @@ class Front:
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the server's model ``name``. Raises `HTTPError` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
-        if self._life.placed is not None:
-            self._life.placed.asks(name, len(values))
+        if self._controller.placed is not None:
+            self._controller.placed.asks(name, len(values))
         answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         asked: asyncio.Future[Any] = gone
@@ -207,7 +206,7 @@ class Front:
             if asked.done():
                 return _outcomes(answers, 1) if len(values) == 1 else asked.result()
             if gone.done() and not gone.cancelled():
-                self._life.books.count(name, "cancelled", len(values))
+                self._books.count(name, "cancelled", len(values))
                 raise HTTPError(400, "disconnected", "the client has gone")
             raise Refused(name, _too_late(answers, len(values)))
         finally:
@@ -230,7 +229,7 @@ class Front:
         """
         for at in range(0, len(values), ASKED):
             some = values[at : at + ASKED]
-            async with self._life.intake.inputs.one(len(some) / ASKED):
+            async with self._intake.inputs.one(len(some) / ASKED):
                 within = until - time.monotonic()
                 if not at and (why := server.hopeless(name, within, len(values))) is not None:
                     raise Refused(name, why)
@@ -247,43 +246,27 @@ class Front:
         left = [one for one in answers if not one.done()]
         try:
             while len(left) > ASKED:
-                async with self._life.intake.inputs.one():
+                async with self._intake.inputs.one():
                     for _ in range(ASKED):
                         left.pop().cancel()
         finally:
             for one in left:
                 one.cancel()
 
-    def _check_there(self) -> AsyncServer:
-        """Raises `HTTPError` if nothing can be answered at any load. A lost model process may be back in time."""
-        if self._life.stopping:
-            raise refused("stopping", "the service is being stopped", closes=True)
-        if self._life.server is None or self._life.devices is None:
-            raise refused(self._life.state, f"the models are not there yet: {self._life.doing}")
-        if not self._life.devices.count:
-            waits = self._life.devices.waits or "the models load"
-            raise refused("no_lease", f"the service has no device now: {waits}")
-        return self._life.server
-
-    def _check_loaded(self, name: str) -> None:
-        """Raises `HTTPError` for one of several models that no device could load."""
-        if self._life.placed is not None and (why := self._life.placed.unavailable.get(name)):
-            raise refused("no_model_process", f"model {name} is not loaded: {why}")
-
     def _check_ready(self, asked: Route) -> None:
         """Raises `HTTPError` if no model process can answer now. asked: maybe about a model, and a version of it."""
-        server, service, model = self._check_there(), self._life.rollouts.service, asked.model
-        self._check_loaded(model)
-        key = service.answering.get(asked.version, service.serving).key if model == self._names[0] else model
-        comes_when_asked = model and self._life.placed is not None and self._life.placed.comes(model)
-        if not comes_when_asked and not self._life.able(server, key):
+        model, versions = asked.model, self._rollouts.versions
+        server = self._controller.server_for(model)
+        key = versions.answering.get(asked.version, versions.serving).key if model == self._names[0] else model
+        comes_when_asked = model and self._controller.placed is not None and self._controller.placed.comes(model)
+        if not comes_when_asked and not self._controller.able(server, key):
             raise refused("no_model_process", "no model process answers")
 
     def _count(self, name: str, said: HTTPError, hurried: bool, times: int) -> None:
         """hurried: its client left less than the SLO."""
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
-            self._life.books.count(name, became if said.status == 503 else "bad", times, hurried)
+            self._books.count(name, became if said.status == 503 else "bad", times, hurried)
 
     def _shown(self, asked: Route) -> Response:
         """What needs no model: a state, a description, or counts. Raises `HTTPError`."""
@@ -291,26 +274,26 @@ class Front:
         if what in ("ready", "model_ready"):
             self._check_ready(asked)
         if what in ("live", "ready"):
-            return as_json(200, {what: True, "state": self._life.doing})
+            return as_json(200, {what: True, "state": self._controller.doing})
         if what == "model_ready":
-            return as_json(200, {"name": name, "ready": True, "state": self._life.doing})
+            return as_json(200, {"name": name, "ready": True, "state": self._controller.doing})
         if what == "metrics":
-            return Response(exposition(self._life.books), media_type=CONTENT_TYPE_LATEST)
+            return Response(exposition(self._books), media_type=CONTENT_TYPE_LATEST)
         if what == "server":
             return as_json(200, server_metadata())
         if what == "about":
-            versions = self._versions()
+            versions, own_slo = self._versions(), self._controller.own_slo
             trials = [
-                {"trial": one.name, "value": one.value, "versions": versions[one.name], **self._life.own_slo(one.name)}
+                {"trial": one.name, "value": one.value, "versions": versions[one.name], **own_slo(one.name)}
                 for one in self._setting.loading.trials
             ]
-            return as_json(200, {"state": self._life.doing, "slo_s": self._setting.slo, "trials": trials})
-        if not self._life.document:
-            raise refused(self._life.state, f"the models are not there yet: {self._life.doing}")
+            return as_json(200, {"state": self._controller.doing, "slo_s": self._setting.slo, "trials": trials})
+        if not self._controller.document:
+            raise refused(self._controller.state, f"the models are not there yet: {self._controller.doing}")
         if what == "model":
-            about = self._life.rollouts.answering[self._key(asked, "")]
+            about = self._rollouts.answering[self._key(asked, "")]
             return as_json(200, about.interface.metadata(name, self._versions()[name]))
-        return Response(self._life.document, media_type="application/json")
+        return Response(self._controller.document, media_type="application/json")
 
     def _check_token(self, request: Request) -> None:
         """Raises `HTTPError` for a request without the service's token. Probes need none."""

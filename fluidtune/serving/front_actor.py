@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from fluidtune.ray_compat import kept_state
 from fluidtune.serving.door import Door
 from fluidtune.serving.front import Front
-from fluidtune.serving.lifetime import Lifetime
+from fluidtune.serving.service_controller import ServiceController
 from fluidtune.serving.setting import Setting
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class OpenFront:
     """The front and its door, on their event loop. Raises OSError if the address cannot be had."""
 
     def __init__(self, setting: Setting):
-        self.life = Lifetime(setting)
-        app: Any = Front(setting, self.life)
+        self.controller = ServiceController(setting)
+        app: Any = Front(setting, self.controller)
         if setting.cors:
             app = CORSMiddleware(app, allow_origins=setting.cors, allow_methods=["GET", "POST"], allow_headers=["*"])
         self._door = Door(app, setting.host, setting.port)
@@ -43,13 +43,13 @@ class OpenFront:
 
     async def close(self) -> None:
         self._watching.cancel()
-        await self.life.stop()
+        await self.controller.stop()
         await self._door.close()
 
     async def _watch(self) -> None:
-        while not self.life.trouble:
+        while not self.controller.trouble:
             await asyncio.sleep(LOOK_S)
-        logger.error("The front ends, and Ray starts another one: %s", self.life.trouble)
+        logger.error("The front ends, and Ray starts another one: %s", self.controller.trouble)
         os._exit(1)
 
 
@@ -68,9 +68,9 @@ class FrontActor:
         self._open = self._call(_awaited(OpenFront, setting))
 
     def ask(self, what: str, *given: Any) -> Any:
-        """What this method answers: one of `Lifetime`, or of its `Rollouts`."""
-        life = self._open.life
-        return self._call(_awaited(getattr(life, what, None) or getattr(life.rollouts, what), *given))
+        """What this method answers: one of `ServiceController`, or of its `Rollouts`."""
+        controller = self._open.controller
+        return self._call(_awaited(getattr(controller, what, None) or getattr(controller.rollouts, what), *given))
 
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""

@@ -1,9 +1,9 @@
 """The versions of a served model: which one serves, which one stands beside it, and what may be asked next. It is pure.
 
 A version is a checkpoint of a trial, with a number from 1. At most two are loaded at a time. An event goes into
-`handle`, and the service after it comes out. What there must be for it, such as processes, is read off the service
-(`Service.loaded`), and `symphony_serve.replacement` says in which order that comes about. docs/serving-decisions.md
-draws the table, and a test holds the two equal.
+`handle`, and the versions after it come out. What there must be for them, such as processes, is read off them
+(`Versions.loaded`), and `symphony_serve.replacement` says in which order that comes about. docs/serving-decisions.md
+draws the states, and a test holds the drawing equal to what `handle` does.
 """
 
 from __future__ import annotations
@@ -20,26 +20,9 @@ from symphony_serve.errors import ServeError
 Phase = Literal["one", "loading", "canary", "moved"]
 
 #: ``loading``: its processes start. ``measuring``: its batches are timed. ``refused``: it could not serve. ``serving``:
-#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process.
+#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process. The
+#: first version begins as ``serving``, the others as ``loading``.
 State = Literal["loading", "measuring", "refused", "serving", "canary", "kept", "ended"]
-
-#: Every change of a version. The first one begins as ``serving``, the others as ``loading``.
-STATES: dict[tuple[State, State], str] = {
-    ("loading", "measuring"): "Loaded",
-    ("loading", "refused"): "Failed",
-    ("loading", "ended"): "Rollback",
-    ("measuring", "refused"): "Failed",
-    ("measuring", "ended"): "Rollback",
-    ("measuring", "serving"): "Measured",
-    ("measuring", "canary"): "Measured",
-    ("measuring", "kept"): "Measured",
-    ("canary", "serving"): "Promote",
-    ("canary", "ended"): "Rollback",
-    ("serving", "kept"): "Measured, Promote",
-    ("serving", "ended"): "Rollback",
-    ("kept", "serving"): "Rollback",
-    ("kept", "ended"): "Deploy",
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ def operators_command(user: str, word: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Service:
+class Versions:
     """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went.
 
     name, user: of the service, for the commands that its refusals name.
@@ -183,58 +166,58 @@ class Rollback:
 Event = Deploy | Restored | Loaded | Measured | Failed | Promote | Rollback
 
 
-def handle(service: Service, event: Event) -> Service:
-    """The service after the event.
+def handle(versions: Versions, event: Event) -> Versions:
+    """The versions after the event.
 
     Raises ServeError in one line for what cannot be asked now; nothing has changed then. An event of a version that is
     not loading any more changes nothing.
     """
-    other, phase = service.other, service.phase
+    other, phase = versions.other, versions.phase
     if isinstance(event, Deploy):
-        return _deploy(service, event)
+        return _deploy(versions, event)
     if isinstance(event, Restored):
         if phase != "one":
             raise ServeError(f"a version comes back to a service that is {phase}, expected one version")
         back = replace(event.version, state="loading", aim=event.version.state)
-        return replace(service, other=back)
+        return replace(versions, other=back)
     if isinstance(event, Promote):
         if other is None or other.state != "canary":
-            raise ServeError(f"there is no canary to promote; {service.command('status')} shows the versions")
-        return _move(service, other)
+            raise ServeError(f"there is no canary to promote; {versions.command('status')} shows the versions")
+        return _move(versions, other)
     if isinstance(event, Rollback):
         if other is None:
-            said = f"only {service.serving.said} of service {service.name!r} is loaded"
+            said = f"only {versions.serving.said} of service {versions.name!r} is loaded"
             raise ServeError(f"{said}, so there is nothing to go back to; deploy one")
         if other.state != "kept":
-            return replace(service, other=None, last=replace(other, state="ended"))
-        ended = replace(service.serving, state="ended")
-        return replace(service, serving=replace(other, state="serving"), other=None, last=ended)
+            return replace(versions, other=None, last=replace(other, state="ended"))
+        ended = replace(versions.serving, state="ended")
+        return replace(versions, serving=replace(other, state="serving"), other=None, last=ended)
     if other is None or other.number != event.number or phase != "loading":
-        return service
+        return versions
     if isinstance(event, Failed):
-        return replace(service, other=None, last=replace(other, state="refused", why=event.why))
+        return replace(versions, other=None, last=replace(other, state="refused", why=event.why))
     if isinstance(event, Loaded):
-        return replace(service, other=replace(other, state="measuring"))
+        return replace(versions, other=replace(other, state="measuring"))
     if other.state != "measuring":
-        return service
+        return versions
     if other.aim == "serving":
-        return _move(service, other)
-    return replace(service, other=replace(other, state=other.aim))
+        return _move(versions, other)
+    return replace(versions, other=replace(other, state=other.aim))
 
 
-def _deploy(service: Service, event: Deploy) -> Service:
-    other = service.other
+def _deploy(versions: Versions, event: Deploy) -> Versions:
+    other = versions.other
     if other is not None and other.state == "canary":
-        raise ServeError(f"{other.said} is a canary; {service.command('promote')}, or {service.command('rollback')}")
+        raise ServeError(f"{other.said} is a canary; {versions.command('promote')}, or {versions.command('rollback')}")
     if other is not None and other.state != "kept":
-        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up: {service.command('rollback')}")
+        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up: {versions.command('rollback')}")
     aim: State = "serving" if event.share >= 1 else "canary"
-    number = 1 + max(one.number for one in service.known)
+    number = 1 + max(one.number for one in versions.known)
     new = Version(number, event.trial, event.run, event.what, aim=aim, share=event.share)
-    last = replace(other, state="ended") if other is not None else service.last
-    return replace(service, other=new, last=last)
+    last = replace(other, state="ended") if other is not None else versions.last
+    return replace(versions, other=new, last=last)
 
 
-def _move(service: Service, new: Version) -> Service:
+def _move(versions: Versions, new: Version) -> Versions:
     """The new version answers all; the one before is kept."""
-    return replace(service, serving=replace(new, state="serving"), other=replace(service.serving, state="kept"))
+    return replace(versions, serving=replace(new, state="serving"), other=replace(versions.serving, state="kept"))

@@ -98,9 +98,9 @@ def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str
     )
     about = f"the outputs of a trial for a batch of inputs; with the header {JSON_SIZE} tensors are binary"
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        named: dict[str, Any] = {"parameters": [_parameter("path", "model", {"enum": list(trials)}, required=True)]}
+        named: dict[str, Any] = {"parameters": [_parameter("path", "model", {"enum": list(trials)})]}
         if "version" in model:
-            named["parameters"].append(_parameter("path", "version", {"type": "string"}, required=True))
+            named["parameters"].append(_parameter("path", "version", {"type": "string"}))
         paths[model] = {"get": get("the tensors of a trial", 404), **named}
         paths[f"{model}/ready"] = {"get": get("whether a trial can answer", 404, 503), **named}
         paths[f"{model}/infer"] = {"post": post(about, tensors, answered, 404), **named}
@@ -160,5 +160,5 @@ def _ref(kind: str, name: str) -> dict[str, str]:
     return {"$ref": f"#/components/{kind}/{name}"}
 
 
-def _parameter(where: str, name: str, values: dict[str, Any], required: bool = False) -> dict[str, Any]:
-    return {"in": where, "name": name, "required": required, "schema": values}
+def _parameter(where: str, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {"in": where, "name": name, "required": where == "path", "schema": values}

@@ -79,7 +79,7 @@ class PlacedDevices(Devices):
         self._is_new = True
         #: Why models were not loaded when that was last tried.
         self._failed: dict[str, str] = {}
-        self._state: replacement.Standing | None = None
+        self._state: replacement.PlacementState | None = None
         #: By device and model, when a load began that is measured; by device, since when it has no process.
         self._began: dict[tuple[int, str], float] = {}
         self._without: dict[int, float] = {}
@@ -114,7 +114,7 @@ class PlacedDevices(Devices):
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
         places = {number: replacement.Device(self._given(number)) for number in self.present}
         demands = {name: Demand(seconds) for name, seconds in self._load_s.items()}
-        self._state = replacement.Standing(
+        self._state = replacement.PlacementState(
             sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates, demands=demands
         )
         loaded = time.monotonic()
@@ -248,7 +248,7 @@ class PlacedDevices(Devices):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell_placed(self, placement: Mapping[int, frozenset[str]], before: replacement.Standing) -> None:
+    def _tell_placed(self, placement: Mapping[int, frozenset[str]], before: replacement.PlacementState) -> None:
         same = all(before.devices[number].held == models for number, models in placement.items())
         self._said = f"{self._why}; {'they stand well' if same else 'placed anew'}, {self._attainment:.1%} foreseen"
         shown = {str(number): sorted(models) for number, models in placement.items()}

@@ -135,7 +135,7 @@ class Process:
         #: Is set when the state is another one, and then replaced.
         self._moved = asyncio.Event()
         self._start()
-        self._life = asyncio.get_running_loop().create_task(self._live(), name="serve-process")
+        self._task = asyncio.get_running_loop().create_task(self._live(), name="serve-process")
 
     # Its life.
 
@@ -262,7 +262,7 @@ class Process:
     def stop(self) -> None:
         """End it. The batch that it runs is lost."""
         self._handle("stop")
-        self._life.cancel()
+        self._task.cancel()
         self._kill()
 
     async def loaded(self) -> None:

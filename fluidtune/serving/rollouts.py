@@ -28,7 +28,7 @@ from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.model_versions import Service, Version
+from fluidtune.serving.model_versions import Version, Versions
 from fluidtune.serving.process import LOAD_S, LOOK_S
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.setting import Setting
@@ -73,9 +73,9 @@ class Rollouts:
 
     def __init__(self, setting: Setting, tell: Callable[..., None]):
         self._setting, self._tell_log = setting, tell
-        first = setting.loading.trials[0]
-        known = setting.known
-        self.service = Service(Version(1, first.name, setting.run, first, "serving"), name=known.name, user=known.user)
+        first, known = setting.loading.trials[0], setting.known
+        serving = Version(1, first.name, setting.run, first, "serving")
+        self.versions = Versions(serving, name=known.name, user=known.user)
         self._checkpoints = HeldCheckpoints(setting.folder, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
@@ -92,24 +92,25 @@ class Rollouts:
 
     def _stand(self) -> None:
         """Each device is to have the models that answer from the start, and no other one."""
-        trials, serving = self._setting.loading.each(), self.service.serving
+        trials, serving = self._setting.loading.each(), self.versions.serving
         #: By key, how processes come to each model that devices have.
         self._loadings = {serving.key: self._loading(serving), **{key: trials[key] for key in self.keys[1:]}}
-        sizes, place = defaultdict[str, float](lambda: 1.0), replacement.Device(frozenset(self.keys))
-        self._standing = replacement.Standing(sizes, len(self.keys) + 1, {ALL: place}, math.inf, {}, searching=False)
+        sizes, places = defaultdict[str, float](lambda: 1.0), {ALL: replacement.Device(frozenset(self.keys))}
+        room = len(self.keys) + 1
+        self._placement = replacement.PlacementState(sizes, room, places, math.inf, {}, searching=False)
 
     @property
     def keys(self) -> list[str]:
         """The keys of the models that answer from the start."""
-        return [self.service.serving.key, *[trial.name for trial in self._setting.loading.trials[1:]]]
+        return [self.versions.serving.key, *[trial.name for trial in self._setting.loading.trials[1:]]]
 
     async def restore(self) -> None:
         """Go on with the versions that the front had before Ray restarted it."""
         kept = await asyncio.to_thread(kept_state.kept, kept_state.own_name())
         if kept is not None:
-            service: Service = cloudpickle.loads(kept)
-            self.service, self._before = replace(service, other=None), service.other
-            self._say(service.serving)
+            versions: Versions = cloudpickle.loads(kept)
+            self.versions, self._before = replace(versions, other=None), versions.other
+            self._say(versions.serving)
             self._stand()
         await self._checkpoints.begin()
         await self._let_go(self._before)
@@ -132,7 +133,7 @@ class Rollouts:
 
     def desired(self, number: int) -> dict[str, Loading]:
         """By key, the models that each device is to have, with a version that ends until it has answered all."""
-        there = self._standing.devices[ALL].all
+        there = self._placement.devices[ALL].all
         return {key: loading for key, loading in self._loadings.items() if key in there}
 
     def _present(self) -> list[Device]:
@@ -143,20 +144,20 @@ class Rollouts:
     async def deploy(self, winner: Winner, run: str, share: float) -> int:
         """Begin to load this trial's checkpoint. Returns its version. Raises ServeError if that cannot be now."""
         event = model_versions.Deploy(winner.name, run, winner, share)
-        model_versions.handle(self.service, event)  # First, as it says in one line what stands in the way.
+        model_versions.handle(self.versions, event)  # First, as it says in one line what stands in the way.
         if self._setting.stages > 1:
             raise ServeError("this service has its model in stages, and versions are of whole ones; start it anew")
         if self._setting.placing is not None or len(self._setting.loading.trials) > 1:
             several, option = ("models", "--models") if self._setting.placing is not None else ("trials", "--top")
             raise ServeError(f"this service has several {several}, and versions are of one; start it without {option}")
         if self._server is None or not self._present():
-            raise ServeError(f"the service does not answer yet; {self.service.command('status')} says why")
-        if self.service.other is None:  # Else the kept version goes first.
+            raise ServeError(f"the service does not answer yet; {self.versions.command('status')} says why")
+        if self.versions.other is None:  # Else the kept version goes first.
             await self._check_memory()
         winner = await self._checkpoints.hold(winner)
         self._tell(replace(event, what=winner))
-        assert self.service.other is not None
-        return self.service.other.number
+        assert self.versions.other is not None
+        return self.versions.other.number
 
     async def promote(self) -> None:
         """Let the canary answer all requests. Raises ServeError if there is none that can."""
@@ -175,21 +176,21 @@ class Rollouts:
 
         It waits for the batches that these run, at most `process.HUNG_S`.
         """
-        other = self.service.other
+        other = self.versions.other
         if other is None or other.state != state:
             return
         # Other devices load still.
-        in_use = [device for device in self._present() if self.service.serving.key in device.models]
+        in_use = [device for device in self._present() if self.versions.serving.key in device.models]
         answers = all(await asyncio.gather(*[device.processes[other.key].answers() for device in in_use]))
-        if self.service.other is not other:
-            raise ServeError(f"{other.said} is no {state} version any more; see {self.service.command('status')}")
+        if self.versions.other is not other:
+            raise ServeError(f"{other.said} is no {state} version any more; see {self.versions.command('status')}")
         if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
-            raise ServeError(f"{said}; ask once more when {self.service.command('status')} counts all of them")
+            raise ServeError(f"{said}; ask once more when {self.versions.command('status')} counts all of them")
 
     async def _check_memory(self) -> None:
         """Raises ServeError if the machines have no memory for one more process of each device."""
-        key = self.service.serving.key
+        key = self.versions.serving.key
         places = await asyncio.gather(*[device.processes[key].place() for device in self._present()])
         needs = Counter[str]()
         for place in places:
@@ -207,17 +208,17 @@ class Rollouts:
 
     def _tell(self, event: model_versions.Event) -> None:
         """Let the machine handle the event, and carry out what it says. Raises ServeError."""
-        before = {one.number: one for one in self.service.known}
-        last = self.service.last
-        self.service = model_versions.handle(self.service, event)
-        for one in self.service.known:
+        before = {one.number: one for one in self.versions.known}
+        last = self.versions.last
+        self.versions = model_versions.handle(self.versions, event)
+        for one in self.versions.known:
             if one.number not in before or before[one.number].state != one.state:
                 self._say(one)
-        if last is not None and last not in self.service.known and self._watch is not None:
+        if last is not None and last not in self.versions.known and self._watch is not None:
             self._watch.forget(last.key)
-        wanted = frozenset({*[one.key for one in self.service.loaded], *self.keys[1:]})
-        self._loadings |= {one.key: self._loading(one) for one in self.service.loaded}
-        for key in self._standing.devices[ALL].loads - wanted:
+        wanted = frozenset({*[one.key for one in self.versions.loaded], *self.keys[1:]})
+        self._loadings |= {one.key: self._loading(one) for one in self.versions.loaded}
+        for key in self._placement.devices[ALL].loads - wanted:
             self._work[key].cancel()
             self._hear(replacement.NotHeld(ALL, key))
         self._hear(replacement.Wanted({ALL: wanted}))
@@ -229,7 +230,7 @@ class Rollouts:
             del self._work[event.model]
             if not isinstance(event, replacement.Held):
                 del self._loadings[event.model]
-        self._standing, acts = replacement.handle(self._standing, event)
+        self._placement, acts = replacement.handle(self._placement, event)
         for act in acts:
             assert not isinstance(act, replacement.Search)  # Nothing has said where else the versions might stand.
             work = self._load(act.model) if isinstance(act, replacement.Hold) else self._end(act.model)
@@ -255,7 +256,7 @@ class Rollouts:
 
     async def _load(self, key: str) -> None:
         """Have the version on each device, and measured. What goes wrong is told; nobody awaits this."""
-        version = self.service.other
+        version = self.versions.other
         assert version is not None and version.key == key and self._server is not None and self._watch is not None
         try:
             samples, devices = await self._samples(version)
@@ -304,12 +305,12 @@ class Rollouts:
 
     def _check_form(self, version: Version, samples: Samples) -> None:
         """Raises ServeError if clients of the serving version would have to send something else."""
-        serving, new = self.answering[self.service.serving.key].interface, Interface.of(*samples)
+        serving, new = self.answering[self.versions.serving.key].interface, Interface.of(*samples)
         if (serving.form, serving.inputs) != (new.form, new.inputs):
-            sample = self.answering[self.service.serving.key].samples.inputs[0]
+            sample = self.answering[self.versions.serving.key].samples.inputs[0]
             trouble = new.form.trouble(sample, "a sample of the serving version")
             said = f": {trouble}" if trouble is not None else ""
-            raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
+            raise ServeError(f"its inputs have another form than those of {self.versions.serving.said}{said}")
 
     async def _measured(self, version: Version, samples: Samples, devices: Sequence[Device]) -> Model:
         """The version, measured and ready on those of the devices whose lease goes on until then. Raises ServeError."""
@@ -328,7 +329,7 @@ class Rollouts:
     async def _measure(self, version: Version, samples: Samples, devices: Sequence[Device]) -> Model:
         """Raises ServeError if the version is too slow, or fails with its own samples."""
         setting, key = self._setting, version.key
-        delays = self.answering[self.service.serving.key].model.delays
+        delays = self.answering[self.versions.serving.key].model.delays
         alone = await asyncio.gather(*[_first_run(device, key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.margin)
         runs = [_in_turns(device, key, setting.slo) for device in devices]
@@ -343,13 +344,13 @@ class Rollouts:
     async def _keep(self) -> None:
         """Keep what a restart must know. A version that loads is none of it."""
         async with self._keeping:
-            if self.service.phase != "loading" and not self._over:
-                await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
-                await self._let_go(self.service.other)
+            if self.versions.phase != "loading" and not self._over:
+                await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.versions))
+                await self._let_go(self.versions.other)
 
     async def _let_go(self, other: Version | None) -> None:
         """Remove the copies of checkpoints but those of the serving version, of this one, and of the other models."""
-        versions = [one.what for one in (self.service.serving, other) if one is not None]
+        versions = [one.what for one in (self.versions.serving, other) if one is not None]
         await self._checkpoints.keep([*versions, *self._setting.loading.trials[1:]])
 
     # What status shows.
@@ -372,7 +373,7 @@ class Rollouts:
                 "value": one.what.value,
                 **now(one.key),
             }
-            for one in self.service.known
+            for one in self.versions.known
         ]
 
 

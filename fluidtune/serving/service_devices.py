@@ -96,7 +96,7 @@ class First(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Standing:
+class _Member:
     """A device of the source. It loads, then it joins the server, then it leaves.
 
     until: when it is given back at the latest; None: it stays.
@@ -125,9 +125,9 @@ class Devices:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._source, self._start, self._desired, self._clock = source, start, desired, clock
-        self._held: dict[Hashable, _Standing] = {}
+        self._held: dict[Hashable, _Member] = {}
         #: What `first` has returned.
-        self._first: list[_Standing] = []
+        self._first: list[_Member] = []
         self._server: AsyncServer | None = None
         self._load_wants: Callable[[], int] = lambda: 1
         #: Since when there are more devices than the load wants; None: there are not.
@@ -267,7 +267,7 @@ class Devices:
     def _take(self, notice: Notice, now: float) -> None:
         if isinstance(notice, Came):
             number = self._free_number()
-            self._held[notice.device] = _Standing(notice.device, number, self._start(number, notice.group))
+            self._held[notice.device] = _Member(notice.device, number, self._start(number, notice.group))
             self._source.tell("device_gained", device=number, node=notice.node)
         elif notice.device in self._held:
             one = self._held[notice.device]
@@ -275,7 +275,7 @@ class Devices:
                 one, "its lease is over"
             )
 
-    def _move_on(self, one: _Standing, now: float) -> None:
+    def _move_on(self, one: _Member, now: float) -> None:
         """What has become of a device since the last step."""
         if one.until is not None:
             if not one.joined or now >= one.until or one.number not in self._in_server():
@@ -286,11 +286,11 @@ class Devices:
             self._server.join(one.number, one.device, one.device.models)
             self._join(one)
 
-    def _join(self, one: _Standing) -> None:
+    def _join(self, one: _Member) -> None:
         one.joined, one.device.changed = True, lambda: self._give(one)
         self._give(one)
 
-    def _give(self, one: _Standing) -> None:
+    def _give(self, one: _Member) -> None:
         """Tell the server which models the device has. One that is lost has them again when it is back."""
         if self._server is not None and not one.device.lost:
             self._server.hold(one.number, one.device.models)
@@ -304,23 +304,23 @@ class Devices:
             for one in surplus:
                 self._let_go(one, math.inf)
 
-    def _let_go(self, one: _Standing, until: float) -> None:
+    def _let_go(self, one: _Member, until: float) -> None:
         """The device gets no batch any more. It is given back when its last one is answered, at ``until`` at most."""
         if one.until is None and one.joined and self._server is not None:
             self._server.leave(one.number)
         one.until = until if one.until is None else min(one.until, until)
 
-    def _lose(self, one: _Standing, why: str) -> None:
+    def _lose(self, one: _Member, why: str) -> None:
         self._let_go(one, -math.inf)
         self._end(one)
         self._source.tell("device_lost", device=one.number, reason=why)
 
-    def _end(self, one: _Standing) -> None:
+    def _end(self, one: _Member) -> None:
         one.device.changed = lambda: None
         one.device.stop()
         del self._held[one.name]
 
-    def _stays(self, one: _Standing) -> bool:
+    def _stays(self, one: _Member) -> bool:
         return one.until is None and self._held.get(one.name) is one
 
     def _free_number(self) -> int:

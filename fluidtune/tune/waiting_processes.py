@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
-from fluidtune.cluster.hosting.messages import Standing
+from fluidtune.cluster.hosting.messages import Footprint
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.trials import messages as m
@@ -36,7 +36,7 @@ class _Waiting:
     checkpoint: str | None
     secret: bytes
     #: The process and its memory, bytes; None: it has not said so.
-    standing: Standing | None = None
+    footprint: Footprint | None = None
 
 
 class WaitingProcesses:
@@ -67,30 +67,30 @@ class WaitingProcesses:
         worker.wait()
         checkpoint = place_of(run.trial.latest_checkpoint_result)
         waiting = self._waiting[run.id] = _Waiting(worker, park, _config_of(run), checkpoint, run.secret)
-        self._calls.track_call(worker.actor.standing.remote(), partial(self._said, run.id, waiting))
+        self._calls.track_call(worker.actor.footprint.remote(), partial(self._said, run.id, waiting))
 
     def _said(self, trial: str, waiting: _Waiting, value: Any) -> None:
         if self._waiting.get(trial) is not waiting:
             return
-        if not isinstance(value, Standing):
+        if not isinstance(value, Footprint):
             del self._waiting[trial]
             self._dispatch.worker_died(waiting.worker, value)
             return
-        waiting.standing = value
+        waiting.footprint = value
         self._make_room()
 
     def _make_room(self) -> None:
         """End those that wait longest where they have too much memory: first those that can be restored."""
         for node in {self._node(each) for each in self._waiting.values()}:
-            here = {trial: each for trial, each in self._waiting.items() if self._node(each) == node and each.standing}
+            here = {trial: each for trial, each in self._waiting.items() if self._node(each) == node and each.footprint}
             order = sorted(here, key=lambda trial: not (here[trial].park.commits or here[trial].checkpoint))
-            held = sum(each.standing.held for each in here.values() if each.standing)
+            held = sum(each.footprint.held for each in here.values() if each.footprint)
             for trial in order:
-                standing = here[trial].standing
-                assert standing is not None
-                if held <= self._job.settings.parked_memory * standing.of_node:
+                footprint = here[trial].footprint
+                assert footprint is not None
+                if held <= self._job.settings.parked_memory * footprint.of_node:
                     break
-                held -= standing.held
+                held -= footprint.held
                 self.end(trial)
 
     def _node(self, waiting: _Waiting) -> str | None:

@@ -60,9 +60,9 @@ class Cut:
         """Seconds from a request's start to its end, if nothing else runs."""
         return sum(self.seconds) + self.hop * (len(self.seconds) - 1)
 
-    def slowed(self, overhead: float = STAGE_OVERHEAD) -> Cut:
-        """With the overhead of a pipeline: ``overhead`` of a stage's time for each stage."""
-        factor = 1 + overhead * len(self.seconds)
+    def slowed(self) -> Cut:
+        """With the overhead of a pipeline: `STAGE_OVERHEAD` of a stage's time for each stage."""
+        factor = 1 + STAGE_OVERHEAD * len(self.seconds)
         return Cut(tuple(one * factor for one in self.seconds), self.bytes, self.hop)
 
 

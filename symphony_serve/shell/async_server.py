@@ -166,7 +166,7 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
             raise ServeError(f"{said}: every device has each model" if held is None else said)
 
     def _decides(self, models: Sequence[Model]) -> Any:
-        """The `Scheduler`; benchmarks put a `messages.Server` here, of which nothing but `handle` is called."""
+        """The `Scheduler`; benchmarks put a `rival_servers.Server` here, of which nothing but `handle` is called."""
         return Scheduler(models, least_patience=LEAST_PATIENCE_S)
 
     # What users call.
@@ -195,8 +195,8 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
     def hopeless(self, model: str, within: float = math.inf, count: int = 1) -> Reason | None:
         """Why a request that comes now need not be read: a batch of 1, or what waits before it, takes too long.
 
-        Or no such model is served. See `Scheduler.wait`. within: as for `ask`. count: requests that come now, of which
-        one at least would be refused.
+        Or no such model is served. See `Scheduler.least_latency`. within: as for `ask`. count: requests that come now,
+        of which one at least would be refused.
         """
         if self.closed:
             return None  # `ask` says why.
@@ -208,9 +208,10 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
         left = self._models[model].budget - max(0.0, self._models[model].slo - within)
         if self._scheduler.alone(model) > left:
             return Reason.LATE_ON_ARRIVAL
-        return Reason.QUEUE_FULL if self._scheduler.wait(model, there, time.monotonic(), count) > left else None
+        least = self._scheduler.least_latency(model, there, time.monotonic(), count)
+        return Reason.QUEUE_FULL if least > left else None
 
-    def wait(self, model: str) -> float:
+    def least_latency(self, model: str) -> float:
         """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be.
 
         0 if no such model is served: the request would be refused at once.
@@ -218,7 +219,7 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
         if model not in self._models:
             return 0.0
         there = len(self._with(model))
-        return min(self._models[model].slo, self._scheduler.wait(model, there, time.monotonic()))
+        return min(self._models[model].slo, self._scheduler.least_latency(model, there, time.monotonic()))
 
     def _with(self, model: str) -> list[Slot]:
         """The devices that stay and have the model; one that is lost is taken to come back."""

@@ -14,7 +14,7 @@ from symphony_serve.making_room import Demand, placed_for
 from symphony_serve.messages import GpuHolds, Request, RequestArrived
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
-from symphony_serve.replacement import Asked, Device, Drop, Dropped, Found, Held, Standing, handle
+from symphony_serve.replacement import Asked, Device, Drop, Dropped, Found, Held, PlacementState, handle
 from symphony_serve.scheduler import Scheduler
 
 NOW = 100.0
@@ -55,7 +55,7 @@ class Loading(MeasuredSimulation):
     def __init__(self, requests, load, measured):
         models = [Model(name, Profile.linear(0.005, 0.01, 16), 1.0, policy=EAGER) for name in "abc"]
         sizes, demands = dict.fromkeys("abc", 1.0), dict.fromkeys("abc", Demand(load))
-        state = Standing(sizes, 2.0, {0: Device(frozenset("ab"))}, 10.0, {}, demands=demands)
+        state = PlacementState(sizes, 2.0, {0: Device(frozenset("ab"))}, 10.0, {}, demands=demands)
         self.state, _ = handle(state, Found(1, {0: frozenset("ab")}))
         self.load, self.loads, self.flights = load, Counter(), []
         self.counts, self.tick = Counter(), 0.0

@@ -87,7 +87,7 @@ async def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
 
 
 async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_answered():
-    """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError for a model that is not served."""
+    """Seen: `hopeless`, `profile` and two others ended with a KeyError for a model that is not served."""
     device = HeldDevice(*"ab")
     server = AsyncServer([quick("a")], [device])
     with pytest.raises(ServeError, match="device 0 has not the model c"):
@@ -109,7 +109,7 @@ async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_an
     device.open()
     await asyncio.wait_for(asyncio.gather(*others), PATIENCE_S)
     assert (await answer, await server.ask("a", 3)) == (2, 6)
-    assert server.hopeless("b") is Reason.UNKNOWN_MODEL and server.wait("b") == 0.0
+    assert server.hopeless("b") is Reason.UNKNOWN_MODEL and server.least_latency("b") == 0.0
     for asked in (server.profile, server.batching):
         with pytest.raises(ServeError, match=r"no model b is served, expected one of a$"):
             asked("b")

@@ -88,15 +88,15 @@ TABLE = Profile.from_seconds([2.0, 3.0, 4.0, 9.0])
 def test_the_fastest_batches_and_what_runs_count():
     """With SLOs of 30 and 3.5 s. A batch of 3 would not end within 3.5 s."""
     run = Driver(Scheduler([Model("m", TABLE, 30.0, Fifo, EAGER), Model("n", TABLE, 3.5, Fifo, EAGER)]))
-    wait, each = run.scheduler.wait, 4 / 3
-    assert (wait("m", 1, 0.0), wait("n", 1, 0.0), wait("m", 0, 0.0)) == (each, 3 / 2, math.inf)
+    least, each = run.scheduler.least_latency, 4 / 3
+    assert (least("m", 1, 0.0), least("n", 1, 0.0), least("m", 0, 0.0)) == (each, 3 / 2, math.inf)
     run.joins(0.0)
     run.requests(Request(number, "m", 0.1 * number, 30.0) for number in range(6))
     run.run(1.0)  # The first one runs until 2, and the others wait.
-    assert wait("m", 1, 1.0) == pytest.approx(1.0 + 6 * each)
-    assert wait("m", 2, 1.0, 10) == pytest.approx((1.0 + 15 * each) / 2)
-    assert wait("n", 1, 1.0) == pytest.approx(1.0 + 3 / 2), "what waits for others need not go first"
-    assert wait("m", 1, 8.0) == pytest.approx(6 * each), "a batch that is overdue ends at once"
+    assert least("m", 1, 1.0) == pytest.approx(1.0 + 6 * each)
+    assert least("m", 2, 1.0, 10) == pytest.approx((1.0 + 15 * each) / 2)
+    assert least("n", 1, 1.0) == pytest.approx(1.0 + 3 / 2), "what waits for others need not go first"
+    assert least("m", 1, 8.0) == pytest.approx(6 * each), "a batch that is overdue ends at once"
 
 
 class Counted(Driver):
@@ -109,8 +109,8 @@ class Counted(Driver):
 
     def ask(self, request: Request) -> None:
         self.run(request.arrival)
-        wait = self.scheduler.wait(request.model, self.gpus, request.arrival)
-        self.bounds[request.id] = request.arrival + wait
+        least = self.scheduler.least_latency(request.model, self.gpus, request.arrival)
+        self.bounds[request.id] = request.arrival + least
         self.requests([request])
 
 

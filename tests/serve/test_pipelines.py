@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symphony_serve.autoscale import gpus_for
@@ -43,6 +43,7 @@ GAPS = st.lists(st.integers(0, 30), max_size=40)
 STAGES = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(GAPS, STAGES, st.integers(0, 5), st.integers(0, 80), st.integers(1, 3))
 def test_one_request_at_a_time_is_what_the_simulator_plays(gaps, stages, hop, more, groups):
     cut = Cut(tuple(map(float, stages)), 0.0, float(hop))

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from fluidtune.serving.front import Front
 from fluidtune.serving.intake import Intake
 from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.model_versions import Service, Version
+from fluidtune.serving.model_versions import Version, Versions
 from fluidtune.serving.rollouts import Answering
+from fluidtune.serving.service_controller import ServiceController
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.watching import Books
 from symphony_serve.delays import Delays
@@ -42,7 +43,7 @@ class Server:
             return Reason.LATE_ON_ARRIVAL
         return self._hopeless if count <= self._most else Reason.QUEUE_FULL
 
-    def wait(self, name):
+    def least_latency(self, name):
         return 0.3
 
     def able_for(self, name):
@@ -60,20 +61,15 @@ class Server:
             answer.set_exception(one) if isinstance(one, Exception) else answer.set_result(one)
 
 
-class Life(SimpleNamespace):
-    """Stands for a `Lifetime` that serves trial "t", whose inputs are numbers. front: asks it."""
+class Controller(ServiceController):
+    """One that serves trial "t", whose inputs are numbers, with these parts. front: asks it."""
 
-    state, stopping, document, placed = "serving", False, b"", None
+    state, stopping, document = "serving", False, b""
 
-    @property
-    def doing(self):
-        return self.state if self.server is None or self.server.able else "waiting for a model process"
-
-    def able(self, server, key=""):
-        return server.able > 0
-
-    def own_slo(self, name):
-        return {}
+    def __init__(self, setting, **parts):
+        self._setting = setting
+        vars(self).update(parts)
+        self.front = Front(setting, self)
 
     def have(self, **what):
         """What is known of the model."""
@@ -89,16 +85,16 @@ def made(server=None, slo=0.5, count=1, waits="", token=None, names=("t",), samp
     There.count, There.waits = count, waits
     model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
     answering = dict.fromkeys(names, Answering.of(model, Samples(list(samples), [2]), most))
-    rollouts = SimpleNamespace(service=Service(Version(1, "t", "run", state="serving")), answering=answering)
+    rollouts = SimpleNamespace(versions=Versions(Version(1, "t", "run", state="serving")), answering=answering)
     devices, intake, books = There(None, None, None), Intake(slo), Books(names)
-    life = Life(server=server or Server(), devices=devices, intake=intake, books=books, rollouts=rollouts)
     trials = [SimpleNamespace(name=name, value=None) for name in names]
     about = {"token": token, "placing": None, "slo_of": lambda name: slo}
-    life.front = Front(SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about), life)
-    return life
+    setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=trials), **about)
+    parts = {"devices": devices, "intake": intake, "books": books, "rollouts": rollouts}
+    return Controller(setting, server=server or Server(), **parts)
 
 
-async def ask(life, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
+async def ask(controller, method="POST", path="/", body=b"1", half=False, gone=None, headers=(), takes=0.0):
     """The status, the value and the headers of an answer.
 
     body: None: nothing is to be read; a list: the parts in which it comes, of which those stay that were not read.
@@ -120,24 +116,24 @@ async def ask(life, method="POST", path="/", body=b"1", half=False, gone=None, h
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
-    await life.front(scope, receive, send)
+    await controller.front(scope, receive, send)
     start, *rest = sent
     said = {name.decode().title(): value.decode() for name, value in start["headers"]}
     text = b"".join(one.get("body", b"") for one in rest)
     return start["status"], json.loads(text) if "json" in said.get("Content-Type", "") else text.decode(), said
 
 
-async def begun(life, count, **given):
+async def begun(controller, count, **given):
     """A request, when the model has been asked for ``count`` inputs in all."""
-    asking = asyncio.ensure_future(ask(life, **given))
-    while len(life.server.answers) < count and not asking.done():
+    asking = asyncio.ensure_future(ask(controller, **given))
+    while len(controller.server.answers) < count and not asking.done():
         await asyncio.sleep(0)
     return asking
 
 
-async def answering(life, count, answers, **given):
+async def answering(controller, count, answers, **given):
     """The answer to a request, when the model has given ``answers`` to the first of its ``count`` inputs."""
-    life.server.answers.clear()
-    asking = await begun(life, count, **given)
-    life.server.answer(*answers)
+    controller.server.answers.clear()
+    asking = await begun(controller, count, **given)
+    controller.server.answer(*answers)
     return await asking

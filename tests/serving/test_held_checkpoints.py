@@ -100,17 +100,17 @@ def front(kept, tmp_path):
     return lambda *winners: stand_ins.rollouts(trials=Loading(b"", (), winners), folder=str(tmp_path))
 
 
-async def deploy(versions, one: Winner, fails: bool = False) -> None:
+async def deploy(rollouts, one: Winner, fails: bool = False) -> None:
     """On a device that loads at once."""
-    has(versions, device(lambda key: ServeError("it is slow") if fails and "@" in key else True))
-    await versions.deploy(one, "run", 1.0)
+    has(rollouts, device(lambda key: ServeError("it is slow") if fails and "@" in key else True))
+    await rollouts.deploy(one, "run", 1.0)
     await settled()
 
 
-def has(versions, made) -> None:
+def has(rollouts, made) -> None:
     """The service has this device."""
-    versions._devices.present[0] = made
-    versions._devices.reconcile()
+    rollouts._devices.present[0] = made
+    rollouts._devices.reconcile()
     for process in made.processes.values():
         process.where = SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
 
@@ -119,24 +119,24 @@ def has(versions, made) -> None:
 async def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, front):
     left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
     first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
-    versions = front(first)
+    rollouts = front(first)
     assert left.name in copies(tmp_path)
-    await versions.restore()
+    await rollouts.restore()
     assert copies(tmp_path) == ["a"]
-    await deploy(versions, winner(tmp_path, "b", 2.0))
+    await deploy(rollouts, winner(tmp_path, "b", 2.0))
     assert copies(tmp_path) == ["a", "b"]
-    assert "checkpoints/b-" in versions._loading(versions.service.serving).trials[0].checkpoint.path
-    await deploy(versions, winner(tmp_path, "c", 3.0), fails=True)
-    assert versions.service.last.state == "refused" and copies(tmp_path) == ["b"]
-    await deploy(versions, winner(tmp_path, "d", 3.0, goes_on=False))
-    assert versions.service.serving.trial == "d" and copies(tmp_path) == ["b"]
+    assert "checkpoints/b-" in rollouts._loading(rollouts.versions.serving).trials[0].checkpoint.path
+    await deploy(rollouts, winner(tmp_path, "c", 3.0), fails=True)
+    assert rollouts.versions.last.state == "refused" and copies(tmp_path) == ["b"]
+    await deploy(rollouts, winner(tmp_path, "d", 3.0, goes_on=False))
+    assert rollouts.versions.serving.trial == "d" and copies(tmp_path) == ["b"]
     # The front is killed, and the next one has b, which is kept, to load.
     after = front(first)
     await after.restore()
     assert copies(tmp_path) == ["b"]
-    await versions.rollback()
-    assert versions.service.serving.trial == "b" and copies(tmp_path) == ["b"]
-    await versions.close()
+    await rollouts.rollback()
+    assert rollouts.versions.serving.trial == "b" and copies(tmp_path) == ["b"]
+    await rollouts.close()
     assert copies(tmp_path) == []
 
 
@@ -181,12 +181,12 @@ async def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp
 async def test_the_copies_of_all_models_of_a_service_stay(tmp_path, front, kept, restarted):
     left, *models = [held(winner(tmp_path, name), str(tmp_path), HERE) for name in ("left", "a", "b", "c")]
     assert left.name in copies(tmp_path)
-    versions = front(*models)
+    rollouts = front(*models)
     if restarted:
-        kept["front"] = cloudpickle.dumps(versions.service)
-    await versions.restore()
+        kept["front"] = cloudpickle.dumps(rollouts.versions)
+    await rollouts.restore()
     assert copies(tmp_path) == ["a", "b", "c"]
-    await versions.close()
+    await rollouts.close()
     assert copies(tmp_path) == []
 
 
@@ -195,10 +195,10 @@ async def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path
     """Seen: `serve --follow` deployed no other version."""
     gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
     shutil.rmtree(gone.checkpoint.path)
-    versions = front(winner(tmp_path, "a", 0.90, goes_on=False))
-    has(versions, device())
+    rollouts = front(winner(tmp_path, "a", 0.90, goes_on=False))
+    has(rollouts, device())
     with pytest.raises(ServeError, match="is not there"):
-        await deploy_better(versions, gone, str(tmp_path), "max")
-    await deploy_better(versions, there, str(tmp_path), "max")
+        await deploy_better(rollouts, gone, str(tmp_path), "max")
+    await deploy_better(rollouts, there, str(tmp_path), "max")
     await settled()
-    assert versions.service.serving.what.value == 0.94
+    assert rollouts.versions.serving.what.value == 0.94

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fluidtune.serving.following import deploy_better, is_better
 from fluidtune.serving.model_versions import (
-    STATES,
     Deploy,
     Failed,
     Loaded,
@@ -21,68 +16,50 @@ from fluidtune.serving.model_versions import (
     Promote,
     Restored,
     Rollback,
-    Service,
     State,
     Version,
+    Versions,
     handle,
     labels,
 )
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
-
-PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
+from tests.drawings import changes_of, tried
 
 
 def first():
-    return Service(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
+    return Versions(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
 
 
-def after(*events, service=None):
-    service = service or first()
+def after(*events, versions=None):
+    versions = versions or first()
     for event in events:
-        service = handle(service, event)
-    return service
+        versions = handle(versions, event)
+    return versions
 
 
-def test_the_page_draws_exactly_the_table():
-    text = PAGE.read_text().split("### The states of a version", 1)[1].split("```", 2)[1]
-    arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
-    assert {(begin, end): causes for begin, end, causes in arrows} == STATES
-    assert {name for pair in STATES for name in pair} == set(get_args(State))
+def events_of(versions):
+    newest = max(one.number for one in versions.known)
+    yield from (Deploy("b", "run", share=share) for share in (0.1, 1.0))
+    yield from (Restored(Version(newest + 1, "b", "run", state=state)) for state in ("canary", "kept"))
+    for number in (newest - 1, newest):
+        yield from (Loaded(number), Measured(number), Failed(number, "it is slow"))
+    yield from (Promote(), Rollback())
 
 
-EVENTS = st.one_of(
-    st.builds(Deploy, st.sampled_from("bc"), st.just("run"), share=st.sampled_from([0.1, 1.0])),
-    st.builds(Loaded, st.integers(1, 6)),
-    st.builds(Measured, st.integers(1, 6)),
-    st.builds(Failed, st.integers(1, 6), st.just("it is slow")),
-    st.just(Promote()),
-    st.just(Rollback()),
-)
-
-
-@given(st.lists(EVENTS, max_size=40))
-def test_every_change_is_drawn_and_what_has_ended_stays_so(events):
-    """Whatever happens, one version serves, and two at most are loaded: none that has ended or was refused."""
-    service, states = first(), {1: "serving"}
-    for event in events:
-        try:
-            new = handle(service, event)
-        except ServeError as error:
-            assert "\n" not in str(error)
-            continue
-        cause = type(event).__name__
-        for one in new.known:
-            before = states.get(one.number)
-            if before is None:
-                assert one.state == "loading" and cause == "Deploy"
-            elif before != one.state:
-                assert cause in STATES[before, one.state].split(", ")
-            states[one.number] = one.state
-        service = new
-        assert service.serving.state == "serving"
-        loaded = sorted(number for number, state in states.items() if state not in ("ended", "refused"))
-        assert sorted(one.number for one in service.loaded) == loaded and len(loaded) <= 2
+def test_the_page_draws_exactly_what_the_machine_does():
+    """And whatever happens, one version serves, and two at most are loaded: none that has ended or was refused."""
+    changes = set()
+    for before, event, versions in tried(first(), events_of, handle, 5):
+        was, now = ({one.number: one.state for one in each.known} for each in (before, versions))
+        assert all(now[number] == "loading" for number in now.keys() - was.keys())
+        assert all(was[number] in ("ended", "refused") for number in was.keys() - now.keys())
+        changes |= {(was[one], now[one], event) for one in was.keys() & now.keys() if was[one] != now[one]}
+        loaded = [number for number, state in now.items() if state not in ("ended", "refused")]
+        assert [one.number for one in versions.loaded] == loaded and len(loaded) <= 2
+        assert versions.serving.state == "serving"
+    assert changes == changes_of("serving-decisions.md", "### The states of a version")
+    assert {state for change in changes for state in change[:2]} == set(get_args(State))
 
 
 def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
@@ -91,7 +68,7 @@ def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
     assert list(moved.answering) == ["1", "2"]
     back = handle(moved, Rollback())
     assert (back.phase, back.serving.number, back.last.number) == ("one", 1, 2)
-    assert after(Deploy("c", "run"), service=back).other.number == 3
+    assert after(Deploy("c", "run"), versions=back).other.number == 3
 
 
 def test_a_share_of_the_requests_is_drawn_by_their_ids():
@@ -101,7 +78,7 @@ def test_a_share_of_the_requests_is_drawn_by_their_ids():
     assert 0.08 < drawn.count(2) / len(ids) < 0.12
     assert drawn == [canary.drawn(one).number for one in ids]
     assert {canary.drawn(one, able=False).number for one in ids} == {1}
-    assert {after(Promote(), service=canary).drawn(one).number for one in ids} == {2}
+    assert {after(Promote(), versions=canary).drawn(one).number for one in ids} == {2}
 
 
 @pytest.mark.parametrize("state", ["canary", "kept"])
@@ -109,7 +86,7 @@ def test_what_comes_back_after_a_restart_takes_its_place_again(state):
     was = Version(2, "b", "run", state=state, share=0.1)
     back = after(Restored(was))
     assert (back.phase, back.other.state) == ("loading", "loading")
-    assert after(Loaded(2), Measured(2), service=back).other == Version(2, "b", "run", None, state, state, 0.1)
+    assert after(Loaded(2), Measured(2), versions=back).other == Version(2, "b", "run", None, state, state, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -150,19 +127,19 @@ def test_better_is_better_than_each_that_is_known(value, known, mode, better):
 
 async def test_what_was_rolled_back_is_deployed_when_it_has_got_better():
     class Rollouts:
-        service = Service(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
+        versions = Versions(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
 
         async def deploy(self, winner, run, share):
-            self.service = handle(self.service, Deploy(winner.name, run, winner, share))
+            self.versions = handle(self.versions, Deploy(winner.name, run, winner, share))
 
     rollouts = Rollouts()
 
     async def phase(value):
         await deploy_better(rollouts, Winner("b", None, {}, value), "run", "max")
-        return rollouts.service.phase
+        return rollouts.versions.phase
 
     assert await phase(0.5) == "loading"
-    assert await phase(0.6) == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
-    rollouts.service = handle(rollouts.service, Rollback())
+    assert await phase(0.6) == "loading" and rollouts.versions.other.what.value == 0.5  # One deploy at a time.
+    rollouts.versions = handle(rollouts.versions, Rollback())
     assert await phase(0.5) == "one"
     assert await phase(0.55) == "loading"

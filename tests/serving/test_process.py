@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
@@ -20,18 +18,17 @@ from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_process import Passed, Started
 from fluidtune.serving.process import STATES, State
 from symphony_serve.errors import DeviceLost, ServeError
+from tests.drawings import changes_of
 from tests.serve.driving import PATIENCE_S, reached
 from tests.serving.fake_ray import SAMPLES, STAGES, FakeRay, One, Staged
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
 PLAIN = RayTaskError("run", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: reads X", None)
 BROKEN = RayActorError(error_msg="Traceback ...\nServeError: the checkpoint of trial t does not load\n")
 
 
 def test_the_page_draws_exactly_the_table():
-    text = PAGE.read_text().split("### The states of a process", 1)[1].split("```", 2)[1]
-    arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
-    drawn = {(begin, cause): end for begin, end, causes in arrows for cause in causes.split(", ")}
+    changes = changes_of("serving-decisions.md", "### The states of a process")
+    drawn = {(begin, cause): end for begin, end, cause in changes}
     assert drawn == STATES and {begin for begin, _ in STATES} | {*STATES.values()} == set(get_args(State))
 
 

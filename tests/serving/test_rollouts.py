@@ -52,7 +52,7 @@ async def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places,
         one.processes["a"].where = place
     with pytest.raises(ServeError, match=said):
         await made.deploy(Winner("c", None, {}, 2.0), "other", 1.0)
-    assert made.service.phase == "one"
+    assert made.versions.phase == "one"
 
 
 @pytest.mark.parametrize("at", ["it loads", "it is measured"])
@@ -91,7 +91,7 @@ async def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say
     if (what, at) in refused:
         assert told[-1]["state"] == "refused" and re.search(refused[what, at], told[-1]["reason"])
     else:
-        assert made.service.serving.trial == "c" and "refused" not in [one.get("state") for one in told]
+        assert made.versions.serving.trial == "c" and "refused" not in [one.get("state") for one in told]
         assert [one.profile.max_batch for one in made._server.added] == [4]
 
 
@@ -100,7 +100,7 @@ async def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads
     made = rollouts(device())
     made._tell(deploy("b"))
     await settled()
-    assert made.service.phase == "moved" and list(made.answering) == ["a", "b@2"]
+    assert made.versions.phase == "moved" and list(made.answering) == ["a", "b@2"]
     made._server.go.clear()
     made._tell(deploy("c"))
     await asyncio.sleep(0.01)
@@ -117,15 +117,15 @@ async def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(state):
     made = rollouts(there)
     made._tell(replace(deploy(), share=0.5 if state == "canary" else 1.0))
     await settled()
-    old, process = made.service, there.processes["b@2" if state == "canary" else "a"]
+    old, process = made.versions, there.processes["b@2" if state == "canary" else "a"]
     process.go.clear()
     asked = asyncio.ensure_future(made.promote() if state == "canary" else made.rollback())
     await asyncio.sleep(0.01)
-    made.service = new = replace(old, other=replace(old.other, number=3))
+    made.versions = new = replace(old, other=replace(old.other, number=3))
     process.go.set()
     with pytest.raises(ServeError, match=rf"version \d \(trial \w\) is no {state} version any more"):
         await asked
-    assert made.service is new
+    assert made.versions is new
 
 
 async def test_a_service_that_is_over_leaves_nothing_for_a_restart(monkeypatch, kept):

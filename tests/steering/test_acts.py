@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.steering import acts as a
+from tests.drawings import changes_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "view.md").read_text()
 RUNS = a.Facts(parameters={"lr": "a number", "net/depth": "a number", "act": "text", "fn": ""}, has_checkpoint=False)
 
 
@@ -34,11 +32,10 @@ def said(steering: a.Steering, asked: a.Act, facts: a.Facts = RUNS) -> str:
 
 
 def test_the_diagram_shows_exactly_the_changes_of_the_code() -> None:
-    drawn = PAGE[PAGE.index("## How an act goes") :].split("```")[1]
-    arrows = re.findall(r"^    (\w+) --> (\w+): (.+)$", drawn, re.MULTILINE)
-    assert {(before, after): causes for before, after, causes in arrows} == a.STATES
+    drawn = changes_of("view.md", "## How an act goes")
+    assert drawn == {(*pair, cause) for pair, causes in a.STATES.items() for cause in causes.split(", ")}
     assert {state for pair in a.STATES for state in pair} == set(get_args(a.State))
-    assert all(hasattr(a.Steering, cause) for causes in a.STATES.values() for cause in causes.split(", "))
+    assert all(hasattr(a.Steering, cause) for *_, cause in drawn)
 
 
 def test_a_kept_trial_goes_on_once_the_algorithm_wants_to_stop_it() -> None:

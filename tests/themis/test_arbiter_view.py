@@ -32,8 +32,8 @@ def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
     agent = cluster.join("a", Job(2, 1e5))
     cluster.wait(20)
     agent.work.jobs = 0
-    agent.vacated("g0")
-    agent.vacated("g1")
+    for gpu, lease in list(agent.leases.items()):
+        agent.vacated(gpu, lease.token)
     for _ in range(5):
         cluster.wait(1)
     app = view(cluster.arbiter.state)["a"]

@@ -62,7 +62,7 @@ def test_whatever_apps_come_each_gets_its_turn_in_whole_gangs(apps):
             torn_for[name] = torn_for[name] + 1 if loose else 0
             if torn_for[name] > 3:
                 for gpu in loose:
-                    agent.vacated(gpu)
+                    agent.vacated(gpu, agent.leases[gpu].token)
     late = {f"app{number}" for number, (_, _, arrives) in enumerate(apps) if arrives > 450 - 100 * 2 * len(apps)}
     assert served >= cluster.agents.keys() - late
     assert len(cluster.reserved) >= min(8, sum(jobs for jobs, together, _ in apps if together == 1))

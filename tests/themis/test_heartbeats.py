@@ -32,7 +32,7 @@ def test_what_an_app_says_and_is_told_changes_only_with_its_leases() -> None:
 def test_a_late_message_is_only_an_older_report() -> None:
     cluster = Cluster(2)
     agent = cluster.join("a", Job(2, 1e5))
-    agent.vacated("g0")
+    agent.vacated("g0", agent.leases["g0"].token)
     late = agent.heartbeat()
     cluster.send()
     cluster.agents["a"].work.jobs = 1

@@ -25,7 +25,7 @@ import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
-from fluidtune.cluster.hosting.messages import IterationReply, Standing, WorkerInfo
+from fluidtune.cluster.hosting.messages import Footprint, IterationReply, WorkerInfo
 from fluidtune.cluster.new_processes import PooledWorker, Use
 from fluidtune.cluster.sharing.lanes import Eviction
 from fluidtune.group_facts import GroupFacts
@@ -636,8 +636,8 @@ class Play:
         worker.reported = max(worker.reported, checkpoint.count)
         return worker.reported
 
-    def _answer_standing(self, worker: PlayedWorker) -> Standing:
-        return Standing(self.rng.choice([1, 1, 1, 10, 30]), 100)
+    def _answer_footprint(self, worker: PlayedWorker) -> Footprint:
+        return Footprint(self.rng.choice([1, 1, 1, 10, 30]), 100)
 
     def _answer_unload(self, worker: PlayedWorker, keep: Any) -> Any:
         if worker.role:

@@ -55,7 +55,7 @@ class LoadSpec:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Footprint:
     """What a process holds in which a paused trial waits: bytes of its own, and those that its node, or its
     container, has in all."""
 

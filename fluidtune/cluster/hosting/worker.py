@@ -24,7 +24,7 @@ from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.child import is_forked
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
-from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo
+from fluidtune.cluster.hosting.messages import AttachSpec, Footprint, IterationReply, LoadSpec, WorkerInfo
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_resources import TrialResources
 from fluidtune.cluster.hosting.trial_sessions import follower
@@ -103,9 +103,9 @@ class Worker:
         assert self._leader is not None, f"{self._name} hosts no trial"
         return self._leader
 
-    def standing(self) -> Standing:
+    def footprint(self) -> Footprint:
         """What this process holds while its trial waits between two iterations. Memory shared with others is theirs."""
-        return Standing(psutil.Process().memory_full_info().uss, node_memory())
+        return Footprint(psutil.Process().memory_full_info().uss, node_memory())
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         trainable = self._hosted().trainable

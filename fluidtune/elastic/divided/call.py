@@ -21,7 +21,7 @@ from .batch_statistics import Merge
 from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes
 from .description import Description, Marks
 from .flags import Flags, under
-from .followers import Follower
+from .followers import Peer
 from .meeting import Lost
 from .parts import Outputs, Rule, joined_gradients, parts_of
 from .tensor_link import Message
@@ -46,7 +46,7 @@ class Undivided(Exception):
         self.lasting = lasting
 
 
-class Twin:
+class Replica:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
     Its parameters are those of the module under another name.
@@ -100,14 +100,14 @@ class Call:
     """``own`` computes the first part, ``peers`` the others. ``sizes``: samples of each part."""
 
     def __init__(
-        self, own: Twin, module: int, asked: Asked, rule: Rule, sizes: Sequence[int], peers: Sequence[Follower]
+        self, own: Replica, module: int, asked: Asked, rule: Rule, sizes: Sequence[int], peers: Sequence[Peer]
     ) -> None:
         self._own, self._module_key, self._described, self._given = own, module, asked.described, asked.given
         self._flags, self._needs, self.graded = asked.flags, asked.needs, asked.graded
         self._trained = self._described.trained
         self._rule, self._sizes = rule, list(sizes)
         self._pieces = parts_of(asked.given, rule, sizes)
-        self._peers: list[Follower | None] = [None, *peers]
+        self._peers: list[Peer | None] = [None, *peers]
         self.followers = peers[0].followers
         self.key = self.followers.new_key()
         #: The leader's own part, if there may be a backward.

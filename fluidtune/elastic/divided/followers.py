@@ -39,8 +39,8 @@ _PACED = 16
 
 
 @dataclass(eq=False)
-class Follower:
-    """A follower, in the leader's process."""
+class Peer:
+    """A follower as its leader has it. The process itself is a `follower.Follower`."""
 
     name: str
     link: Link
@@ -74,8 +74,8 @@ class Followers:
         self._trial, self._pickling, self.pays, self.patient = trial, pickling, pays, patient
         self._process = os.getpid()
         #: Those that take part, and those that have come since the latest call.
-        self.present: list[Follower] = []
-        self.arrived: list[Follower] = []
+        self.present: list[Peer] = []
+        self.arrived: list[Peer] = []
         self._lock, self._turn = threading.Lock(), threading.RLock()
         self._in_turn: int | None = None
         self._keys = 0
@@ -112,7 +112,7 @@ class Followers:
         with self._lock:
             self.changed = bool(self.arrived)
 
-    def arrive(self, follower: Follower) -> None:
+    def arrive(self, follower: Peer) -> None:
         """Another one has come. Any thread."""
         with self._lock:
             self.arrived.append(follower)
@@ -124,7 +124,7 @@ class Followers:
         """Whether the same followers were there in the whole iteration, and it is decided of each call."""
         return bool(self.present) and not self.changed and not self.undecided
 
-    def lost(self, peer: Follower, why: str) -> None:
+    def lost(self, peer: Peer, why: str) -> None:
         """A follower is gone, or is given up."""
         if peer in self.present:
             self.present.remove(peer)
@@ -177,7 +177,7 @@ class Followers:
                 self.lost(peer, str(error))
         return all(peer.answered is None for peer in self.present)
 
-    def ready(self, key: int, described: Description, weights: PublishedWeights) -> list[Follower]:
+    def ready(self, key: int, described: Description, weights: PublishedWeights) -> list[Peer]:
         """The followers that have this module as it is; the others are sent it meanwhile. `settle` comes first."""
         dropped, self._dropped = self._dropped, []
         forgotten, self._forgotten = self._forgotten, []
@@ -197,7 +197,7 @@ class Followers:
                 self.lost(peer, str(error))
         return found
 
-    def introduce(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
+    def introduce(self, peer: Peer, key: int, described: Description, weights: PublishedWeights) -> None:
         """Send a new follower a module that was divided before, so that it has a replica at the next call. Any thread
         that has the `turn`; the weights are those of the latest call."""
         try:
@@ -205,7 +205,7 @@ class Followers:
         except Lost as error:
             self.lost(peer, str(error))
 
-    def _provide(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
+    def _provide(self, peer: Peer, key: int, described: Description, weights: PublishedWeights) -> None:
         if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
             peer.classes = described.classes
             peer.replicas.clear()
@@ -221,7 +221,7 @@ class Followers:
             del has[:-REPLICAS]
         weights.send(peer.link, key, peer.weights)
 
-    def _read(self, peer: Follower) -> None:
+    def _read(self, peer: Peer) -> None:
         """Read which replicas a follower has made, and its answer to a check if the leader has computed the call."""
         while peer.pending or peer.answered is not None:
             if peer.answered is not None and peer.deadline is None:
@@ -233,7 +233,7 @@ class Followers:
             if message is not None:
                 raise Lost(f"it has said {message.kind} where nothing was asked")
 
-    def _hear(self, peer: Follower, timeout: float) -> Message | None:
+    def _hear(self, peer: Peer, timeout: float) -> Message | None:
         """Receive one message. What is not an answer to a part of a call is taken in here; then None."""
         message = peer.link.receive(timeout)
         if message.kind == "ready":
@@ -249,14 +249,14 @@ class Followers:
         answered(message)
         return None
 
-    def answer(self, peer: Follower, timeout: float) -> Message:
+    def answer(self, peer: Peer, timeout: float) -> Message:
         """The answer to a part of a call; what the follower owed before comes first. Raises Lost."""
         while True:
             message = self._hear(peer, timeout)
             if message is not None:
                 return message
 
-    def wait_for_check(self, peer: Follower, timeout: float) -> None:
+    def wait_for_check(self, peer: Peer, timeout: float) -> None:
         """Wait until a follower that makes a check has answered: before, it must be sent no tensors. Raises Lost."""
         while peer.answered is not None:
             left = timeout if peer.deadline is None else max(1.0, peer.deadline - time.monotonic())
@@ -266,7 +266,7 @@ class Followers:
         """By part, the device's speed in relation to others; the leader's first."""
         return self._shares[:count] if len(self._shares) >= count else [1.0] * count
 
-    def note_paces(self, own: float, forward_s: float, peers: Sequence[Follower]) -> None:
+    def note_paces(self, own: float, forward_s: float, peers: Sequence[Peer]) -> None:
         """A forward of ``forward_s`` s was divided: learn how fast each device is. ``own``: the leader's `pace`."""
         if self._waits_since is not None and not self.arrived:
             self.grown = 1 + len(peers), time.perf_counter() - forward_s - self._waits_since, self.stall

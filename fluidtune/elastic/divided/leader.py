@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fluidtune.device_kinds import of_torch
 from fluidtune.group_facts import GroupFacts
 
-from .followers import Follower, Followers
+from .followers import Followers, Peer
 from .meeting import Door
 
 if TYPE_CHECKING:  # a trial without torch has no modules
@@ -130,7 +130,7 @@ class DataParallelLeader:
         if group:
             self._pair(link, connection, group)
         link.send("welcome")
-        follower = Follower(name, link, self.followers)
+        follower = Peer(name, link, self.followers)
         with self.followers.turn():
             for calls in list(self._calls):
                 calls.introduce(follower)

@@ -21,12 +21,12 @@ from torch import nn
 from fluidtune.device_kinds import on_accelerator
 from fluidtune.error_lines import failure
 
-from .call import Asked, Call, Twin, Undivided, patience
+from .call import Asked, Call, Replica, Undivided, patience
 from .checks import Question, apart_from
 from .computation import Streams
 from .description import Description, Nothing
 from .flags import flags_now, odd_mode
-from .followers import Follower, Followers
+from .followers import Followers, Peer
 from .meeting import Lost
 from .parts import Rule, sizes_of
 from .tensor_link import Message
@@ -63,7 +63,7 @@ class _Check:
 
     structure: bytes
     asked: Asked
-    peer: Follower
+    peer: Peer
     shares: list[float]
     #: What it has returned; None: an error, or what cannot be compared.
     output: Tree | None = None
@@ -93,7 +93,7 @@ class ModuleCalls(Nothing):
         self._given_up = False
         self._described: Description | None = None
         self._weights: PublishedWeights | None = None
-        self._twin: Twin | None = None
+        self._replica: Replica | None = None
         #: By structure of a call, the rule, or why it stays whole.
         self._verdicts: dict[bytes, Rule | str] = {}
         self._trusted: set[bytes] = set()
@@ -131,7 +131,7 @@ class ModuleCalls(Nothing):
                 return computed(module, args, kwargs)
         return computed(module, args, kwargs)
 
-    def introduce(self, peer: Follower) -> None:
+    def introduce(self, peer: Peer) -> None:
         """Send a new follower the module as it was at its latest call. Any thread that has the followers' turn."""
         described, weights = self._described, self._weights
         if described is not None and weights is not None and described.device is None and self._trusted:
@@ -148,7 +148,7 @@ class ModuleCalls(Nothing):
         """Keep nothing of the module."""
         if self._weights is not None:
             self._followers.forget(self.key)
-        self._described = self._twin = self._latest = self._weights = None
+        self._described = self._replica = self._latest = self._weights = None
 
     def _stays_whole(self, why: str) -> None:
         if ("whole", why) not in self.said:
@@ -243,14 +243,14 @@ class ModuleCalls(Nothing):
             if not self.descends:
                 self._descend()
             return None
-        self._twin = None
+        self._replica = None
         if before is None or not before.has_tensors_of(found):
             if self._weights is not None:
                 self._followers.forget(self.key)
             self.key, self._weights = self._followers.new_key(), PublishedWeights(found.tensors)
         return found
 
-    def _ready(self, described: Description) -> list[Follower]:
+    def _ready(self, described: Description) -> list[Peer]:
         """The followers that can be asked for a part, with the weights as they are."""
         assert self._weights is not None
         ready = []
@@ -267,7 +267,7 @@ class ModuleCalls(Nothing):
 
     # -- check before trust
 
-    def _check(self, structure: bytes, known: Rule | None, asked: Asked, peers: list[Follower]) -> _Check | None:
+    def _check(self, structure: bytes, known: Rule | None, asked: Asked, peers: list[Peer]) -> _Check | None:
         """Have a follower check the call; the leader computes it meanwhile."""
         self._recent.append(True)
         if len(self._recent) == _RECENT and sum(self._recent) > _RECENT // 2:
@@ -349,14 +349,14 @@ class ModuleCalls(Nothing):
     # -- trusted calls
 
     def _compute(
-        self, structure: bytes, rule: Rule, asked: Asked, sizes: list[int], peers: list[Follower]
+        self, structure: bytes, rule: Rule, asked: Asked, sizes: list[int], peers: list[Peer]
     ) -> tuple[Any] | None:
         self._weigh(structure)
         if isinstance(self._verdicts[structure], str):
             return None
-        twin = self._twin = self._twin or Twin(asked.described)
-        twin.refresh()
-        call = Call(twin, self.key, asked, rule, sizes, peers[: len(sizes) - 1])
+        replica = self._replica = self._replica or Replica(asked.described)
+        replica.refresh()
+        call = Call(replica, self.key, asked, rule, sizes, peers[: len(sizes) - 1])
         if call.graded:
             self._alive.add(call)
         try:

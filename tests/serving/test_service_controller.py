@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from fluidtune.report import read_events
-from fluidtune.serving import lifetime
+from fluidtune.serving import service_controller
 from fluidtune.serving.intake import Holding
 
 pytestmark = pytest.mark.serve
@@ -42,24 +42,24 @@ async def test_what_fails_at_the_start_is_said_and_tried_again(monkeypatch, tmp_
     stand_ins = {"Rollouts": lambda *given: rollouts, "Devices": lambda *given: devices, "AGAIN_S": 0.0}
     stand_ins["ForkedActors"] = lambda *given: step("forks") or "forks"
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(lifetime, name, stand_in)
+        monkeypatch.setattr(service_controller, name, stand_in)
     loading = SimpleNamespace(trials=[SimpleNamespace(name="t", value=None)], environment={})
     about = {"devices": 1, "resources": {}, "stages": 1, "policy": SimpleNamespace(value="eager"), "run": "r"}
     about |= {"placing": None, "leasing": None, "modules": ("numpy",), "slo": 1.0, "loading": loading}
 
-    async def request(life):
-        with life.intake.one(Holding(0.0)):
+    async def request(controller):
+        with controller.intake.one(Holding(0.0)):
             await told.wait()
             await asyncio.sleep(0.1)  # its answer is on its way through the front
 
-    life = lifetime.Lifetime(SimpleNamespace(folder=str(tmp_path / "serving"), **about))
+    controller = service_controller.ServiceController(SimpleNamespace(folder=str(tmp_path / "serving"), **about))
     while "first" not in passed:
         await asyncio.sleep(0.001)
-    assert life.state == "loading" and not failing
-    life.server, asked = server, asyncio.ensure_future(request(life))
+    assert controller.state == "loading" and not failing
+    controller.server, asked = server, asyncio.ensure_future(request(controller))
     await asyncio.sleep(0)
-    await life.stop()
-    assert life.stopping and asked.done() and life.state == "ended"
+    await controller.stop()
+    assert controller.stopping and asked.done() and controller.state == "ended"
     said = [one["reason"] for one in read_events(tmp_path / "serving" / "fluid_events.jsonl") if "reason" in one]
     assert said[-1] == repr(OSError(f"{where} fails")) and f"{where} fails" in caplog.text
     assert passed.count("forks") == 1

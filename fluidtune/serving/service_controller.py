@@ -23,7 +23,7 @@ from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.device_kinds import asked_for
 from fluidtune.report import this_machine
 from fluidtune.serving.address import url_of
-from fluidtune.serving.answers import AGAIN_S
+from fluidtune.serving.answers import AGAIN_S, refused
 from fluidtune.serving.capacity import PROFILES
 from fluidtune.serving.device import Device
 from fluidtune.serving.following import follow
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 STOP_S = 1.0
 
 
-class Lifetime:
+class ServiceController:
     """The service of a setting. It belongs to the event loop that runs when it is made, and begins at once."""
 
     def __init__(self, setting: Setting):
@@ -88,7 +88,7 @@ class Lifetime:
     def able(self, server: AsyncServer, key: str = "") -> bool:
         """Whether a device can answer now for this model; "": for the one that ``POST /`` asks, or any of several."""
         if self._setting.placing is None:
-            key = key or self.rollouts.service.serving.key
+            key = key or self.rollouts.versions.serving.key
         return server.able_for(key) if key else bool(server.able)
 
     @property
@@ -99,6 +99,22 @@ class Lifetime:
     def own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
         return {"slo_s": self._setting.slo_of(name)} if self._setting.placing is not None else {}
+
+    def server_for(self, model: str) -> AsyncServer:
+        """What answers for this model, or for "" at all. Raises `HTTPError` if nothing can, whatever the load is.
+
+        A lost model process may be back in time.
+        """
+        if self.stopping:
+            raise refused("stopping", "the service is being stopped", closes=True)
+        if self.server is None or self.devices is None:
+            raise refused(self.state, f"the models are not there yet: {self.doing}")
+        if not self.devices.count:
+            waits = self.devices.waits or "the models load"
+            raise refused("no_lease", f"the service has no device now: {waits}")
+        if self.placed is not None and (why := self.placed.unavailable.get(model)):
+            raise refused("no_model_process", f"model {model} is not loaded: {why}")
+        return self.server
 
     # What `fluidtune serve` asks.
 
@@ -150,7 +166,7 @@ class Lifetime:
             "processes_wanted": wanted * self._setting.stages,
             "unanswered": self.server.unanswered if self.server is not None else 0,
             "model": self._names[0],
-            "phase": self.rollouts.service.phase,
+            "phase": self.rollouts.versions.phase,
             "stages": self.rollouts.stages(),
             "placement": self.placed.placement() if self.placed is not None else None,
             "trials": [*self.rollouts.status(self._figures), *others],
