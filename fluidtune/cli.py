@@ -91,6 +91,7 @@ def report(run_dir: str | None, html: str | None, as_json: bool) -> None:
     from rich.console import Console
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
+    from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import plain_json
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
     from fluidtune.report.summary import left_out
@@ -108,9 +109,10 @@ def report(run_dir: str | None, html: str | None, as_json: bool) -> None:
             console.print(f"event log: {left_out(events.dropped)}")
         write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
-    summary = summarise(events)
+    fold = fold_of(events)
+    summary = summarise(fold)
     click.echo(plain_json(summary.as_dict())) if as_json else console.print(render(summary))
-    write(lambda: write_report(log)[:2], apart=as_json)
+    write(lambda: write_report(fold, summary, log.parent), apart=as_json)
     if html is not None:
         from fluidtune.view.page_file import write_page
 

@@ -183,14 +183,10 @@ def test_an_empty_run_can_be_drawn(tmp_path, events):
 def test_write_report(tmp_path):
     log = written(tmp_path / "run", small())
     log.write_text(log.read_text() + '{"t": 11, "ev')
-    paths = write_report(log.parent)
-    assert [path.name for path in (paths.timeline, paths.utilisation, paths.summary)] == [
-        "timeline.png",
-        "utilisation.png",
-        "summary.json",
-    ]
-    for path in (paths.timeline, paths.utilisation):
-        assert path.parent == log.parent and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
-    assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
+    fold = fold_of(log.parent)
+    paths = write_report(fold, summarise(fold), log.parent)
+    assert paths == [log.parent / name for name in ("timeline.png", "utilisation.png")]
+    assert all(path.read_bytes().startswith(PNG) and path.stat().st_size > 5000 for path in paths)
+    assert json.loads((log.parent / "summary.json").read_text())["dropped_lines"] == 1
     with pytest.raises(FileNotFoundError, match="no event log"):
-        write_report(tmp_path)
+        fold_of(tmp_path)
