@@ -207,7 +207,7 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
     """
     from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import versioned
-    from fluidtune.report.log_tail import driver_died
+    from fluidtune.report.log_tail import driver_state
     from fluidtune.report.run_logs import find_log
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
@@ -216,9 +216,10 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
 
     if len(run_dir) > 1:
         raise FluidTuneError(f"expected RUN_DIR and TRIAL, got {len(run_dir) + 1} words")
-    fold = fold_of(find_log(run_dir[0] if run_dir else None, newest=not run_dir))
+    log = find_log(run_dir[0] if run_dir else None, newest=not run_dir)
+    fold = fold_of(log)
     found = find_trial(fold, trial)
-    story = story_of(fold, found, died=driver_died(fold.head))
+    story = story_of(fold, found, died=driver_state(log, fold.last_driver) == "died")
     if as_json:
         return click.echo(versioned({"trial": found, **story.as_dict(), "dropped_lines": fold.dropped}))
     click.echo("\n".join(map(printable, story.lines())))

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,11 +37,6 @@ def service_of(directory: str) -> str | None:
 
 #: One event as read back: "t" (unix seconds), "event" (its name) and the event's own fields.
 EventDict = dict[str, Any]
-
-
-def this_machine() -> str:
-    """This machine in words, for the field ``machine`` of a log's first event."""
-    return f"{platform.node()}, {os.cpu_count()} cores"
 
 
 class NoEventLogError(EventLogError, FileNotFoundError):

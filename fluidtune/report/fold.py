@@ -487,6 +487,10 @@ class Fold(Holdings):
 
     # --- queries
 
+    def last_driver(self) -> tuple[EventDict, bool]:
+        """What `driver_state` asks of the log: the last `run_started`, and whether `run_ended` came after it."""
+        return self.head, self.over
+
     def noted(self, *names: str) -> list[Note]:
         """The notes with these names."""
         return [note for note in self.notes if note.name in names]

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
-from fluidtune.report.events import EventDict, NoEventLogError, events_of, reading, this_machine
+from fluidtune.driver_lock import is_held, this_machine
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, events_of, reading
 
 #: Seconds between two looks.
 LOOK_S = 1.0
@@ -75,20 +76,30 @@ class LogTail:
             self._file.close()
 
 
-def driver_died(head: EventDict) -> bool:
-    """Whether the process that wrote this `run_started` is gone. False: it lives, or that cannot be seen from here."""
+def driver_state(log: Path, told: Callable[[], tuple[EventDict, bool]]) -> Literal["lives", "ended", "died", "unknown"]:
+    """What became of the driver of the run with this log. "unknown": it cannot be seen from here.
+
+    A lock that is held says that it lives, on whichever machine. One that is not held says nothing: there are drivers
+    and file systems without locks. Then the log says it, and the process that wrote it. ``told``: `Fold.last_driver`.
+    """
     import psutil
 
+    if log.name == EVENT_LOG_NAME and is_held(log.parent):  # under another name it is that of a former run
+        return "lives"
+    head, over = told()
+    if over:
+        return "ended"
     if head.get("pid") is None or head.get("machine") != this_machine():
-        return False
+        return "unknown"
     try:
         process = psutil.Process(head["pid"])
         # The number may be another process' by now. Both times are of a clock that is set now and then.
-        return process.status() == psutil.STATUS_ZOMBIE or float(process.create_time()) > head["t"] + 60
+        gone = process.status() == psutil.STATUS_ZOMBIE or float(process.create_time()) > head["t"] + 60
+        return "died" if gone else "lives"
     except psutil.NoSuchProcess:
-        return True
+        return "died"
     except (psutil.Error, OverflowError, ValueError):
-        return False
+        return "unknown"
 
 
 def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool) -> Any:

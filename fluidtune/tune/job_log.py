@@ -20,10 +20,11 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.driver_lock import this_machine
 from fluidtune.engine import Engine, Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
+from fluidtune.report import EVENT_LOG_NAME, EventLog
 from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.final_report import FinalReport

@@ -78,7 +78,7 @@ def tell_all(events: list[EventDict]) -> None:
     """All that is said of a run, but for its pictures."""
     text_of(render(summarise(events)))
     story_of(events, "a").lines()
-    screen = RunScreen()
+    screen = RunScreen(Path())
     screen.hear(events)
     text_of(screen.draw(20.0, 40))
     changes(Fold(events))

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fluidtune.driver_lock import this_machine
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError, this_machine
+from fluidtune.report.events import EventDict, EventLogError
 from fluidtune.report.log_tail import LogTail
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
@@ -40,7 +41,7 @@ from tests.report.test_summary import by_hand
 
 
 def screen_of(events: list[EventDict]) -> top.RunScreen:
-    screen = top.RunScreen()
+    screen = top.RunScreen(Path())
     screen.hear(events)
     return screen
 
