@@ -17,6 +17,7 @@ from fluidtune.profiles import ProfileError
 from fluidtune.report.causes import label_of
 from fluidtune.report.fold import Fold, Restore, Run, fold_of
 from fluidtune.report.json_text import VERSION
+from fluidtune.report.metric_values import ranked
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.recorded import read_job
 from fluidtune.report.terminal_text import cell, listed
@@ -176,16 +177,12 @@ def _bound(fold: Fold, wall_seconds: float) -> Bound | None:
 def best_of(fold: Fold) -> tuple[str, float] | None:
     """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far.
 
-    As `ResultGrid.get_best_result` by default, and as run_ended, it compares the trials' last results.
+    See `ranked`.
     """
     if fold.over and isinstance(best := fold.noted("run_ended")[-1].event.get("best"), dict):
         return best["trial"], best["metric"]
-    known = {name: trial.metric for name, trial in fold.trials.items() if trial.metric is not None}
-    mode = fold.head.get("mode")
-    if not known or mode not in ("min", "max"):
-        return None
-    trial = (min if mode == "min" else max)(known, key=lambda trial: known[trial])
-    return trial, known[trial]
+    last = ((name, trial.metric) for name, trial in fold.trials.items())
+    return next(iter(ranked(last, fold.head.get("mode"))), None)
 
 
 def duration(seconds: float) -> str:

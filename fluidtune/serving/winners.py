@@ -15,7 +15,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.run_state import trials_of
 from fluidtune.report.events import NoEventLogError
 from fluidtune.report.fold import Fold, fold_of
-from fluidtune.report.metric_values import flat, value_of
+from fluidtune.report.metric_values import flat, ranked, value_of
 
 #: Bytes that are looked at. Judgement: other weights differ everywhere, and gigabytes take seconds to read whole.
 MARK = 1 << 20
@@ -65,8 +65,8 @@ def winners(
     PAUSED for ever. Of another run those count that have finished, and if ``running`` those that still run, too.
 
     results: what `Tuner.fit` returned, or the run's directory. metric, mode: as in `tune.TuneConfig`. None: those in
-    FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. As in
-    `ResultGrid.get_best_result`, a trial is ranked by the last value that it reported.
+    FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. They are ranked by their
+    last values, see `ranked`.
 
     Raises FluidTuneError if there is no such run, no metric to rank by, or no trial that can be served.
     """
@@ -82,14 +82,12 @@ def winners(
             best = _best(results)
             return [_winner(trial, None) for trial in trials if trial.trial_id == best] or _none(where, len(trials))
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
-    values = {trial.trial_id: value for trial in trials if (value := value_of(trial.last_result, metric)) is not None}
-    if not values:
+    found = ranked(((trial, value_of(trial.last_result, metric)) for trial in trials), mode)
+    if not found:
         last = trials[0].last_result
         there = ", ".join(name for name, _ in flat(last) if value_of(last, name) is not None)
         raise FluidTuneError(f"no finished trial in {where} has a number {metric!r}; its results have {there}")
-    sign = -1 if mode == "max" else 1
-    ranked = sorted((one for one in trials if one.trial_id in values), key=lambda one: sign * values[one.trial_id])
-    return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
+    return [_winner(trial, value) for trial, value in found[:top]]
 
 
 def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | None = None) -> Winner:
