@@ -86,7 +86,6 @@ class Summary:
         self.spare_seconds = sum(spares)
         self.spares_used = counts["spare_taken"]
         self.workers_lost = counts["worker_lost"]
-        self.workers_replaced = counts["worker_replaced"]
         self.devices_lost = counts["device_lost"]
         self.recoveries = counts["recovered"]
         self.restores = _restores(fold)
@@ -212,7 +211,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     resizes += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
     reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
     started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
-    workers = f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"
+    workers = f"{started}, {summary.workers_lost} lost"
     spares = f"{summary.spares_started} started in {duration(summary.spare_seconds)}, {summary.spares_used} used"
     recoveries = str(summary.recoveries)
     recoveries += f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""

@@ -33,7 +33,7 @@ def small() -> list:
         ended(4, "t_01"),
         resized(5, "t_02", 1, 0),
         resized(7, "t_02", 1),
-        ev(8, "worker_lost", worker="w", device=1, reason="killed", trial="t_02"),
+        ev(8, "worker_lost", worker="w", device=1, reason="killed"),
         ev(9, "device_lost", device=1),
         over(10),
     ]
@@ -71,7 +71,7 @@ def test_marks_title_labels_and_legend():
     assert collection(axes, "grown").get_offsets().tolist() == [[5, 1.5]]
     assert collection(axes, "shrunk").get_offsets().tolist() == [[7, 1.5]]
     assert collection(axes, "lost").get_offsets().tolist() == [[8, 1.5], [9, 1.5]]
-    assert axes.get_title(loc="left") == "test, 3 trials on 2 emulated devices, 74% held"
+    assert axes.get_title(loc="left") == "test, 3 trials on 2 emulated devices, 79% held"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time since start (s)", "device")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
     assert [text.get_text() for text in axes.texts if text.get_text() == "2"], "a long bar has its name"
