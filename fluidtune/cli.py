@@ -240,22 +240,23 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
 
     from fluidtune.commands.plan import counts_held, job_of, plan_png, render_plan
     from fluidtune.report.json_text import versioned
+    from fluidtune.report.summary import left_out
     from fluidtune.twin import forecast
 
     counts = sorted(set(device_counts(sizes)))
-    job = job_of(source, trials, iterations)
+    job, dropped = job_of(source, trials, iterations)
     held = counts_held(job, counts)
     found = [forecast(job, count) for count in held]
-    left_out = [each for each in counts if each not in held]
+    small = [each for each in counts if each not in held]
     if as_json:
-        forecasts = [vars(each) for each in found]
-        click.echo(
-            versioned({"trials": len(job.trials), "of": job.profile.name, "forecasts": forecasts, "left_out": left_out})
-        )
+        forecasts, of = [vars(each) for each in found], {"trials": len(job.trials), "of": job.profile.name}
+        click.echo(versioned({**of, "forecasts": forecasts, "left_out": small, "dropped_lines": dropped}))
     else:
         Console().print(render_plan(job, found))
-        if left_out:
-            click.echo(f"left out, as a trial needs more: {', '.join(map(str, left_out))}")
+        if small:
+            click.echo(f"left out, as a trial needs more: {', '.join(map(str, small))}")
+        if dropped:
+            click.echo(f"event log: {left_out(dropped)}")
     write(lambda: [plan_png(job, found, out)], apart=as_json)
 
 

@@ -191,8 +191,8 @@ def read_events(path: str | os.PathLike[str]) -> Events:
         return events_of(path, file)
 
 
-def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
-    """The events of these lines of the log. ``begun``: whether it had events before them.
+def events_of(log: Path, lines: Iterable[bytes], begun: bool = False, first: int = 1) -> Events:
+    """The events of these lines of the log, from its ``first`` on. ``begun``: whether it had events before them.
 
     A line that cannot be read (see `record_of`) is dropped and counted in `Events.dropped`. A killed driver leaves a
     part of one at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this
@@ -200,7 +200,7 @@ def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
     Raises `EventLogError` if a line before the first event shows that the file is no event log.
     """
     found = Events()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         event = record_of(line)

@@ -42,7 +42,7 @@ class LogTail:
                 raise NoEventLogError(f"{self._log} is no file")
             file = self._log.open("rb")
             self.close()
-            self._file, self._part, self._begun, self.dropped = file, b"", False, 0
+            self._file, self._part, self._begun, self._lines, self.dropped = file, b"", False, 0, 0
             return True
         return False
 
@@ -54,7 +54,8 @@ class LogTail:
         assert self._file is not None, "`anew` was never called"
         with reading(self._log):
             *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
-        found = events_of(self._log, lines, self._begun)
+        found = events_of(self._log, lines, self._begun, self._lines + 1)
+        self._lines += len(lines)
         self._begun, self.dropped = self._begun or bool(found), self.dropped + found.dropped
         return found
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,9 @@ def winners(
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
     where = run_directory(results)
-    trials = _servable(where, results, running)
-    metric, mode = ranking(where, metric, mode)
+    logged = cache(partial(logged_in, where))
+    trials = _servable(where, results, running, logged)
+    metric, mode = ranking(logged, metric, mode)
     if metric is None or mode is None:
         if isinstance(results, ResultGrid) and top == 1:
             best = _best(results)
@@ -96,15 +99,18 @@ def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | Non
     found = next((one for one in _trials(where, results) if one.trial_id == trial), None)
     if found is None or found.checkpoint is None:
         raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
-    metric, _ = ranking(where, metric, None)
+    metric, _ = ranking(partial(logged_in, where), metric, None)
     return _winner(found, value_of(found.last_result, metric) if metric is not None else None)
 
 
-def ranking(where: str, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
-    """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any."""
+def ranking(logged: Callable[[], Fold], metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
+    """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any.
+
+    ``logged``: returns `logged_in` of the run, and is called only if that is needed.
+    """
     if metric is not None and mode is not None:
         return metric, mode
-    head = _logged(where).head
+    head = logged().head
     return metric or head.get("metric"), mode or head.get("mode")
 
 
@@ -122,18 +128,17 @@ def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
 
 
-def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
+def _servable(where: str, results: ResultGrid | str | Path, running: bool, logged: Callable[[], Fold]) -> list[Trial]:
     """The trials of the run that count: see `winners`."""
     trials = _trials(where, results)
     found = [trial for trial in trials if trial.checkpoint is not None]
-    if running or not _has_ended(where, trials):
+    if running or not _has_ended(logged(), trials):
         found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]
     return found or _none(where, len(trials))
 
 
-def _has_ended(where: str, trials: list[Trial]) -> bool:
+def _has_ended(logged: Fold, trials: list[Trial]) -> bool:
     """Whether the run has ended, by its event log; by Ray's last snapshot, if stock Ray Tune ran it."""
-    logged = _logged(where)
     return logged.over if logged.heard else all(trial.status != Trial.RUNNING for trial in trials)
 
 
@@ -149,7 +154,7 @@ def _best(results: ResultGrid) -> str:
         raise FluidTuneError("this ResultGrid does not tell which of its trials is best; give metric and mode")
 
 
-def _logged(where: str) -> Fold:
+def logged_in(where: str) -> Fold:
     """What FluidTune wrote into the run's event log; nothing, if stock Ray Tune ran it."""
     with suppress(NoEventLogError):
         return fold_of(where)

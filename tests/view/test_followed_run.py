@@ -96,9 +96,9 @@ def test_a_foreign_file_and_none(tmp_path: Path) -> None:
     log = tmp_path / EVENT_LOG_NAME
     run = FollowedRun(log)
     assert "No such file" in run.look()["trouble"]
-    log.write_text("no event\n")
+    log.write_text("\n" * followed_run.PIECE + "no event\n")
     found = run.look()
-    assert "is not a FluidTune event log: line 1" in found["trouble"]
+    assert f"is not a FluidTune event log: line {followed_run.PIECE + 1} is" in found["trouble"]
     assert run.look(found["cursor"])["trouble"] == found["trouble"]
     log.unlink()
     log.write_bytes(b"")
