@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,7 +264,7 @@ def _following(
     if top != 1:
         raise FluidTuneError(f"follow is for the best trial alone, and top is {top}; leave one of the two out")
     where = run_directory(results)
-    metric, mode = ranking(partial(logged_in, where), metric, mode)
+    metric, mode = ranking(logged_in(where), metric, mode)
     if metric is None or mode is None:
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
     return Following(float(every), metric, mode)

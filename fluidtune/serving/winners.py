@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +75,8 @@ def winners(
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
     where = run_directory(results)
-    logged = cache(partial(logged_in, where))
+    # Who follows a search asks every few seconds, and knows all that its log says here.
+    logged = Fold() if running and metric is not None and mode is not None else logged_in(where)
     trials = _servable(where, results, running, logged)
     metric, mode = ranking(logged, metric, mode)
     if metric is None or mode is None:
@@ -99,19 +98,13 @@ def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | Non
     found = next((one for one in _trials(where, results) if one.trial_id == trial), None)
     if found is None or found.checkpoint is None:
         raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
-    metric, _ = ranking(partial(logged_in, where), metric, None)
+    metric, _ = ranking(logged_in(where), metric, None)
     return _winner(found, value_of(found.last_result, metric) if metric is not None else None)
 
 
-def ranking(logged: Callable[[], Fold], metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
-    """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any.
-
-    ``logged``: returns `logged_in` of the run, and is called only if that is needed.
-    """
-    if metric is not None and mode is not None:
-        return metric, mode
-    head = logged().head
-    return metric or head.get("metric"), mode or head.get("mode")
+def ranking(logged: Fold, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
+    """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any."""
+    return metric or logged.head.get("metric"), mode or logged.head.get("mode")
 
 
 def run_directory(results: ResultGrid | str | Path) -> str:
@@ -128,11 +121,11 @@ def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
 
 
-def _servable(where: str, results: ResultGrid | str | Path, running: bool, logged: Callable[[], Fold]) -> list[Trial]:
+def _servable(where: str, results: ResultGrid | str | Path, running: bool, logged: Fold) -> list[Trial]:
     """The trials of the run that count: see `winners`."""
     trials = _trials(where, results)
     found = [trial for trial in trials if trial.checkpoint is not None]
-    if running or not _has_ended(logged(), trials):
+    if running or not _has_ended(logged, trials):
         found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]
     return found or _none(where, len(trials))
 

@@ -7,6 +7,7 @@ It makes the events with which a trial arrives at the engine. Which group a tria
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
@@ -109,13 +110,10 @@ class TrialRegistry:
                 lacks = own.cores and name not in bundle if known[name].cores else not first and said is None
             if lacks:
                 return because(Reason.RESOURCE_LACKING, asked=amount, first=first, resource=name)
-        return refusal(
-            self.share_of(trial),
-            "device" if own.cores else own.noun,
-            self._setup.layout.most,
-            on_one_node=self._setup.on_one_node,
-            together=max(1.0, self._setup.layout.share) if self._setup.leased else None,
-        )
+        most, gang = self._setup.layout.most or math.inf, max(1.0, self._setup.layout.share)
+        node = math.inf if self._setup.on_one_node is None else max(1, self._setup.on_one_node)
+        noun, leased = "device" if own.cores else own.noun, gang if self._setup.leased else math.inf
+        return refusal(self.share_of(trial), noun, most, node, leased)
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""

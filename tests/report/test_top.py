@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
 import subprocess
 import time
@@ -10,14 +12,17 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fluidtune.driver_lock import this_machine
+from fluidtune.cli import cli
+from fluidtune.driver_lock import hold, this_machine
+from fluidtune.engine import Reason, because
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError
-from fluidtune.report.log_tail import LogTail
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, EventLogError
+from fluidtune.report.log_tail import LogTail, driver_state
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.view.followed_run import FollowedRun
@@ -39,9 +44,12 @@ from tests.report.makers import (
 )
 from tests.report.test_summary import by_hand
 
+#: No process has this number: Linux gives at most 2^22.
+GONE = 2**22 + 1
 
-def screen_of(events: list[EventDict]) -> top.RunScreen:
-    screen = top.RunScreen(Path())
+
+def screen_of(events: list[EventDict], log: Path = Path()) -> top.RunScreen:
+    screen = top.RunScreen(log)
     screen.hear(events)
     return screen
 
@@ -181,6 +189,29 @@ def test_a_driver_that_was_killed_is_named_at_once(tmp_path: Path) -> None:
         "test: running",
         f"test: its driver, process {driver.pid}, died after",
     ]
+
+
+@pytest.mark.parametrize(
+    ("lock", "machine", "pid", "state"),
+    [
+        ("held", "another node", GONE, "lives"),
+        ("held", this_machine(), GONE, "lives"),  # `Tuner.restore` on another node has written nothing yet
+        ("free", "another node", GONE, "unknown"),  # its file system may pass no locks on
+        ("free", this_machine(), GONE, "died"),
+        ("none", this_machine(), os.getpid(), "lives"),
+    ],
+)
+def test_whether_a_driver_lives_is_said_alike(lock: str, machine: str, pid: int, state: str, tmp_path: Path) -> None:
+    start, waits = begin(time.time(), 1, pid=pid, machine=machine), because(Reason.DEVICES_BUSY).as_fields()
+    events = [start, added(time.time(), "a"), ev(time.time(), "trial_waits", line=1, trials=["a"], **waits)]
+    log, page = written(tmp_path / "run", events), FollowedRun(tmp_path / "run" / EVENT_LOG_NAME)
+    held = hold(log.parent) if lock != "none" else None
+    if held is not None and lock == "free":
+        held.let_go()
+    told = CliRunner().invoke(cli, ["why", str(log), "a", "--json"]).stdout
+    said = screen_of(events, log).died, page.look()["died"], RunList(tmp_path).glances()[0]["died"]
+    assert driver_state(log, page.fold.last_driver) == state
+    assert {*said, not page.story("a")["end"], not json.loads(told)["end"]} == {state == "died"}
 
 
 @pytest.mark.parametrize("removed", [False, True])

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner
-
 from fluidtune import driver_lock
-from fluidtune.cli import cli
 from fluidtune.driver_lock import this_machine
-from fluidtune.engine import Reason, because
-from fluidtune.report import read_events
-from fluidtune.report.fold import fold_of
-from fluidtune.report.log_tail import driver_state
-from fluidtune.report.top import RunScreen
-from fluidtune.view.followed_run import FollowedRun
-from fluidtune.view.run_list import RunList
-from tests.report.makers import added, begin, ev, written
 from tests.tune.test_bad_input import refused
 
-#: No process has this number: Linux gives at most 2^22.
-GONE = 2**22 + 1
 #: Its child lives until its standard input ends.
 DRIVES = """
 import os, sys
@@ -78,32 +62,6 @@ def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path) -> None:
     (tmp_path / driver_lock.FILE).touch()
     lock.close()
     assert (tmp_path / driver_lock.FILE).exists()
-
-
-@pytest.mark.parametrize(
-    ("lock", "machine", "pid", "state"),
-    [
-        ("held", "another node, 8 cores", GONE, "lives"),
-        ("held", this_machine(), GONE, "lives"),  # `Tuner.restore` on another node, before it has written into the log
-        ("free", "another node, 8 cores", GONE, "unknown"),  # its file system may pass no locks on
-        ("free", this_machine(), GONE, "died"),
-        ("none", this_machine(), os.getpid(), "lives"),
-    ],
-)
-def test_all_who_tell_whether_a_driver_lives_say_the_same(
-    lock: str, machine: str, pid: int, state: str, tmp_path: Path
-) -> None:
-    waits = ev(time.time(), "trial_waits", line=1, trials=["a"], **because(Reason.DEVICES_BUSY).as_fields())
-    log = written(tmp_path / "run", [begin(time.time(), 1, pid=pid, machine=machine), added(time.time(), "a"), waits])
-    with driven(log.parent) if lock == "held" else nullcontext():
-        (log.parent / driver_lock.FILE).touch() if lock == "free" else None
-        screen, page = RunScreen(log), FollowedRun(log)
-        screen.hear(read_events(log))
-        told = CliRunner().invoke(cli, ["why", str(log), "a", "--json"])
-        said = screen.died, page.look()["died"], RunList(tmp_path).glances()[0]["died"]
-        ends = json.loads(told.stdout)["end"], page.story("a")["end"]
-        assert driver_state(log, fold_of(log).last_driver) == state
-    assert {*said, *(not end for end in ends)} == {state == "died"}
 
 
 def test_another_users_driver_is_seen() -> None:

@@ -189,28 +189,20 @@ def _lacking(request: Mapping[str, float], nodes: Sequence[Mapping[str, float]])
 
 
 def refusal(
-    asked: float,
-    noun: str,
-    most: float | None,
-    *,
-    parts: bool = False,
-    on_one_node: int | None = None,
-    together: float | None = None,
+    asked: float, noun: str, most: float, node: float = math.inf, gang: float = math.inf, parts: bool = False
 ) -> Why | None:
     """Why a trial may not ask for so many devices; None: it may. ``noun``: what one of them is called.
 
-    ``most``: those that the job may have; ``on_one_node``: those of one node; ``together``: those that are leased
-    together; None: any number. ``parts``: above one it need not be a whole number.
+    ``most``: those that the job may have; ``node``: those of one node; ``gang``: those that are leased together.
+    ``parts``: above one it may be any number.
     """
     if not parts and 1 < asked != int(asked):
         return because(Reason.DEVICE_PARTS, asked=asked, noun=noun)
-    if most is not None and asked > most:
+    if asked > most:
         return because(Reason.JOB_SMALL, asked=asked, largest=most, noun=noun)
-    if on_one_node is not None and asked > max(1, on_one_node):
-        return because(Reason.NODE_SMALL, asked=asked, largest=on_one_node)
-    if together is not None and asked > together:
-        return because(Reason.LEASED_FEWER, asked=asked, first=together)
-    return None
+    if asked > node:
+        return because(Reason.NODE_SMALL, asked=asked, largest=node)
+    return because(Reason.LEASED_FEWER, asked=asked, first=gang) if asked > gang else None
 
 
 def refused(trial: str, why: Why) -> FluidTuneError:
