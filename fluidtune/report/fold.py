@@ -241,7 +241,8 @@ class Holdings:
         elif name == "resized" or (
             name == "resize_failed" and self.of(trial).devices not in ((), tuple(event["devices"]))
         ):
-            self._hold(trial, event["devices"], self._share_after(event))
+            held = self.of(trial)
+            self._hold(trial, event["devices"], held.share if tuple(event["devices"]) == held.devices else 1.0)
         elif name in ("trial_ended", "trial_suspended"):
             self._release(trial)
         elif name == "worker_lost":
@@ -304,11 +305,6 @@ class Holdings:
         for trial in self.holders(*devices):
             if self.held[trial].share > share > 0:
                 self._hold(trial, self.held[trial].devices, share)
-
-    def _share_after(self, event: EventDict) -> float:
-        """The trial's share after a resize: as before if its devices are the same, else 1."""
-        held = self.of(event["trial"])
-        return held.share if tuple(event["devices"]) == held.devices else 1.0
 
 
 class Fold(Holdings):

@@ -174,10 +174,7 @@ def _bound(fold: Fold, wall_seconds: float) -> Bound | None:
 
 
 def best_of(fold: Fold) -> tuple[str, float] | None:
-    """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far.
-
-    See `ranked`.
-    """
+    """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far: `ranked`."""
     if fold.over and isinstance(best := fold.noted("run_ended")[-1].event.get("best"), dict):
         return best["trial"], best["metric"]
     last = ((name, trial.metric) for name, trial in fold.trials.items())

@@ -86,9 +86,6 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     assert (summary.finished, summary.wall_seconds) == (False, 6)
     assert summary.endings == {"unfinished": 2, "stopped": 1}
     assert (summary.best_trial, summary.best_metric) == ("c", 0.6)
-    maximal = [begin(0, 1, mode="max"), *by_hand()[1:15]]
-    assert summarise(maximal).best_trial == "a"
-    assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
     # As Tune's ``get_best_result`` by default: by the last results.
     assert summarise([*by_hand()[:15], result(106, "c", 3, 2.0, 1.0, 0.95)]).best_trial == "b"
 
