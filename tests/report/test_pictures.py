@@ -188,5 +188,3 @@ def test_write_report(tmp_path):
     assert paths == [log.parent / name for name in ("timeline.png", "utilisation.png")]
     assert all(path.read_bytes().startswith(PNG) and path.stat().st_size > 5000 for path in paths)
     assert json.loads((log.parent / "summary.json").read_text())["dropped_lines"] == 1
-    with pytest.raises(FileNotFoundError, match="no event log"):
-        fold_of(tmp_path)

@@ -190,15 +190,16 @@ def test_whether_a_driver_lives_is_said_alike(lock: str, machine: str, pid: int,
     start, waits = begin(time.time(), 1, pid=pid, machine=machine), because(Reason.DEVICES_BUSY).as_fields()
     events = [start, added(time.time(), "a"), ev(time.time(), "trial_waits", line=1, trials=["a"], **waits)]
     log, out = written(tmp_path / "run", events), io.StringIO()
-    held = hold(log.parent) if lock != "none" else None
-    if held is not None and lock == "free":
-        held.let_go()
+    held = hold(log.parent)
+    {"held": lambda: None, "free": held.let_go, "none": held.close}[lock]()
     top.watch(log, Console(file=out))
-    why = CliRunner().invoke(cli, ["why", str(log), "a", "--json"]).stdout
+    why = json.loads(CliRunner().invoke(cli, ["why", str(log), "a", "--json"]).stdout)
     page, died = FollowedRun(log), RunList(tmp_path).glances()[0]["died"]
+    story = page.story("a")
     assert driver_state(log, Fold(events).last_driver) == state and "\x1b" not in out.getvalue()
     assert page.as_dict()["state"] == ("died" if died else "running")
-    assert {not page.story("a")["end"], not json.loads(why)["end"], died} == {state == "died"}
+    assert (story["head"], story["end"]) == (why["head"], why["end"]), "the page's story is that of `fluidtune why`"
+    assert {not story["end"], died} == {state == "died"}
     assert (f"test: its driver, process {pid}, died after" in out.getvalue()) == died
     assert ("\n0 of 1 device busy when it died\n" in out.getvalue()) == died
 
