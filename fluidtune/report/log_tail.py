@@ -1,4 +1,4 @@
-"""A log that is still written: what it has got since the last look.
+"""A log that is still written: what it has got since the last look, and whether its driver lives.
 
 A torn last line is kept until its rest comes.
 """
