@@ -29,7 +29,8 @@ from benchmarks.common import ROOT, run_process
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import under_fluidtune
 from benchmarks.stock_events import beside_png, events_from_tune_results
-from fluidtune.report import EVENT_LOG_NAME, read_events, write_report
+from fluidtune.report import EVENT_LOG_NAME, read_events, summarise, write_report
+from fluidtune.report.fold import fold_of
 
 SCRIPT = ROOT / "examples" / "digits_elastic.py"
 NAME = SCRIPT.stem
@@ -115,14 +116,15 @@ def main() -> None:
 
     ours, stock = runs["FluidTune"] / NAME, runs["stock Ray Tune"] / NAME
     shutil.copy(ours / EVENT_LOG_NAME, out)
-    written = write_report(out)
+    fold = fold_of(out)
+    pictures = write_report(fold, summarise(fold), out)
     records = {"FluidTune": fluid_iterations(read_events(ours / EVENT_LOG_NAME))}
     if "stock Ray Tune" in seconds:
         records["stock Ray Tune"] = stock_iterations(stock)
     in_iterations = [
         events_from_tune_results(of, devices=cores, run="time in iterations", kind="cpu") for of in records.values()
     ]
-    beside_png(in_iterations[0], next(iter(in_iterations[1:]), None), written.utilisation)
+    beside_png(in_iterations[0], next(iter(in_iterations[1:]), None), out / "utilisation.png")
 
     table = Table(title=f"HyperBand on handwritten digits, {cores} cores")
     for column in ("", "seconds, start-up included", "best accuracy"):
@@ -133,7 +135,7 @@ def main() -> None:
     console.print(f"best digits accuracy: {best['FluidTune']:.4f}")
     if "stock Ray Tune" in seconds:
         console.print(f"speed-up over stock Ray Tune: {seconds['stock Ray Tune'] / seconds['FluidTune']:.2f}x")
-    for picture in (written.timeline, written.utilisation):
+    for picture in pictures:
         console.print(f"picture: {picture}", soft_wrap=True)
 
 

@@ -39,7 +39,8 @@ from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
 from benchmarks.stock_events import beside_png, events_from_tune_results
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.report import EVENT_LOG_NAME, read_events, write_report
+from fluidtune.report import EVENT_LOG_NAME, read_events, summarise, write_report
+from fluidtune.report.fold import fold_of
 from fluidtune.report.occupancy import held_part, occupancy_of
 
 #: The arguments of job.py by kind of trial. 17 trials are one whole band of HyperBand with at most 9 epochs.
@@ -140,8 +141,9 @@ def utilisations(keep: Path, sides: Iterable[str], devices: int, out: Path | Non
     }
     if out is not None:
         shutil.copy(keep / OURS / EVENT_LOG_NAME, out)
-        written = write_report(out)
-        beside_png(events[OURS], events.get("stock"), written.utilisation)
+        fold = fold_of(out)
+        write_report(fold, summarise(fold), out)
+        beside_png(events[OURS], events.get("stock"), out / "utilisation.png")
     return {name: held_part(occupancy_of(found)) for name, found in events.items()}
 
 

@@ -91,6 +91,7 @@ def report(run_dir: str | None, html: str | None, as_json: bool) -> None:
     from rich.console import Console
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
+    from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import plain_json
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
     from fluidtune.report.summary import left_out
@@ -108,9 +109,10 @@ def report(run_dir: str | None, html: str | None, as_json: bool) -> None:
             console.print(f"event log: {left_out(events.dropped)}")
         write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
-    summary = summarise(events)
+    fold = fold_of(events)
+    summary = summarise(fold)
     click.echo(plain_json(summary.as_dict())) if as_json else console.print(render(summary))
-    write(lambda: write_report(log)[:2], apart=as_json)
+    write(lambda: write_report(fold, summary, log.parent), apart=as_json)
     if html is not None:
         from fluidtune.view.page_file import write_page
 
@@ -205,7 +207,7 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
     """
     from fluidtune.report.fold import fold_of
     from fluidtune.report.json_text import versioned
-    from fluidtune.report.log_tail import driver_died
+    from fluidtune.report.log_tail import driver_state
     from fluidtune.report.run_logs import find_log
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
@@ -214,9 +216,10 @@ def why(run_dir: tuple[str, ...], trial: str, as_json: bool) -> None:
 
     if len(run_dir) > 1:
         raise FluidTuneError(f"expected RUN_DIR and TRIAL, got {len(run_dir) + 1} words")
-    fold = fold_of(find_log(run_dir[0] if run_dir else None, newest=not run_dir))
+    log = find_log(run_dir[0] if run_dir else None, newest=not run_dir)
+    fold = fold_of(log)
     found = find_trial(fold, trial)
-    story = story_of(fold, found, died=driver_died(fold.head))
+    story = story_of(fold, found, died=driver_state(log, fold.last_driver) == "died")
     if as_json:
         return click.echo(versioned({"trial": found, **story.as_dict(), "dropped_lines": fold.dropped}))
     click.echo("\n".join(map(printable, story.lines())))
@@ -237,22 +240,23 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
 
     from fluidtune.commands.plan import counts_held, job_of, plan_png, render_plan
     from fluidtune.report.json_text import versioned
+    from fluidtune.report.summary import left_out
     from fluidtune.twin import forecast
 
     counts = sorted(set(device_counts(sizes)))
-    job = job_of(source, trials, iterations)
+    job, dropped = job_of(source, trials, iterations)
     held = counts_held(job, counts)
     found = [forecast(job, count) for count in held]
-    left_out = [each for each in counts if each not in held]
+    small = [each for each in counts if each not in held]
     if as_json:
-        forecasts = [vars(each) for each in found]
-        click.echo(
-            versioned({"trials": len(job.trials), "of": job.profile.name, "forecasts": forecasts, "left_out": left_out})
-        )
+        forecasts, of = [vars(each) for each in found], {"trials": len(job.trials), "of": job.profile.name}
+        click.echo(versioned({**of, "forecasts": forecasts, "left_out": small, "dropped_lines": dropped}))
     else:
         Console().print(render_plan(job, found))
-        if left_out:
-            click.echo(f"left out, as a trial needs more: {', '.join(map(str, left_out))}")
+        if small:
+            click.echo(f"left out, as a trial needs more: {', '.join(map(str, small))}")
+        if dropped:
+            click.echo(f"event log: {left_out(dropped)}")
     write(lambda: [plan_png(job, found, out)], apart=as_json)
 
 

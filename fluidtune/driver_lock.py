@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import platform
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.events import this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,11 @@ FILE = "fluid_driver.lock"
 PATIENCE_S = 30.0
 #: Seconds between two tries. Judgement.
 _LOOK_S = 0.1
+
+
+def this_machine() -> str:
+    """This machine in words, as it is in the lock and in a log's first event."""
+    return f"{platform.node()}, {os.cpu_count()} cores"
 
 
 class DriverLock:
@@ -107,12 +112,10 @@ def hold(folder: Path, waits: bool = True) -> DriverLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process that this machine sees carries the run on; True where that cannot be found out."""
-    try:
-        with (folder / FILE).open("rb") as file:
-            return not _tried(file.fileno(), fcntl.LOCK_SH)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+    """Whether a process that this machine sees carries the run on; False where that cannot be found out."""
+    with suppress(OSError), (folder / FILE).open("rb") as file:
+        return not _tried(file.fileno(), fcntl.LOCK_SH)
+    return False
 
 
 def _tried(file: int, kind: int) -> bool:

@@ -45,7 +45,7 @@ def test_a_process_has_its_part_of_a_toy(devices: str | None, monkeypatch: pytes
 
 
 def test_what_no_toy_can_be_is_refused_in_its_words() -> None:
-    for asked, said in (({"TOY": 1.5}, "asks for 1.5 TOYs"), ({"TOY": 3.0}, "asks for 3 TOYs, the job has 2")):
+    for asked, said in (({"TOY": 1.5}, "asks for 1.5 toys"), ({"TOY": 3.0}, "asks for 3 toys, and the job may have 2")):
         with pytest.raises(FluidTuneError, match=said):
             layout(None, asked, {"CPU": 4.0, "TOY": 2.0}, max_packing=1)
     with pytest.raises(FluidTuneError, match='"toy:N"'):

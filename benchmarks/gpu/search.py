@@ -185,7 +185,7 @@ def of_the_log(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What a reader wants to know of a run's event log."""
     placed: set[str] = set()
     found: dict[str, Any] = {"most_at_a_time": 0, "samples": 0, "memory_used": 0, "under_mps": 0}
-    lost = dict.fromkeys(("worker_lost", "worker_replaced", "room_lacking", "recovered"), 0)
+    lost = dict.fromkeys(("worker_lost", "worker_killed", "room_lacking", "recovered"), 0)
     busy = []
     for event in events:
         name = event["event"]

@@ -11,6 +11,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
 from fluidtune.report import find_log
 from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.fold import fold_of
 from fluidtune.report.recorded import read_job
 from fluidtune.report.summary import duration, plural
 from fluidtune.report.terminal_text import cell
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 TRIALS = ITERATIONS = 27
 
 
-def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> RecordedJob:
-    """The job in a run's event log, or a grid of ``trials`` trials with the profile in a file.
+def job_of(source: str, trials: int | None = None, iterations: int | None = None) -> tuple[RecordedJob, int]:
+    """The job in a run's event log, or a grid of ``trials`` trials with the profile in a file; and the lines left out.
 
     ``source``: a run's directory, its event log (``*.jsonl``), or a profile's file. Raises FluidTuneError if it is
     none of these, or if ``trials`` or ``iterations`` are given with a run, whose log has them.
@@ -34,11 +35,12 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
         log = find_log(path)
         if trials is not None or iterations is not None:
             raise FluidTuneError("--trials and --iterations are for a profile; a run has trials of its own")
-        return read_job(log)
+        fold = fold_of(log)
+        return read_job(fold), fold.dropped
     count, length = (TRIALS if trials is None else trials), (ITERATIONS if iterations is None else iterations)
     if count < 1 or length < 1:
         raise FluidTuneError(f"{count} trials of {length} iterations are no job; give 1 or more of each")
-    return grid(count, length, Profile.load(path))
+    return grid(count, length, Profile.load(path)), 0
 
 
 def counts_held(job: RecordedJob, counts: Sequence[int]) -> list[int]:

@@ -110,10 +110,10 @@ class Reason(Enum):
         "ask for less, or start a larger node",
     )
     JOB_SMALL = (
-        "it asks for {asked:device}, and the job may have {largest}",
+        "it asks for {asked} {noun}s, and the job may have {largest}",
         "ask for less, or give the job more devices",
     )
-    GPU_PARTS = ("it asks for {asked} GPUs", "ask for a whole number or for 1 or less")
+    DEVICE_PARTS = ("it asks for {asked} {noun}s", "ask for a whole number or for 1 or less")
     LEASED_FEWER = (
         "it asks for {asked:device}, the first trial of the job for {first}, which the arbiter leases together",
         "let the first trial ask for as many, or run the job without arbiter",

@@ -13,7 +13,6 @@ from fluidtune.report.events import (
     EventLog,
     EventLogError,
     read_events,
-    this_machine,
 )
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.pictures import write_report
@@ -29,6 +28,5 @@ __all__ = [
     "read_events",
     "render",
     "summarise",
-    "this_machine",
     "write_report",
 ]

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,11 +37,6 @@ def service_of(directory: str) -> str | None:
 
 #: One event as read back: "t" (unix seconds), "event" (its name) and the event's own fields.
 EventDict = dict[str, Any]
-
-
-def this_machine() -> str:
-    """This machine in words, for the field ``machine`` of a log's first event."""
-    return f"{platform.node()}, {os.cpu_count()} cores"
 
 
 class NoEventLogError(EventLogError, FileNotFoundError):
@@ -197,8 +191,8 @@ def read_events(path: str | os.PathLike[str]) -> Events:
         return events_of(path, file)
 
 
-def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
-    """The events of these lines of the log. ``begun``: whether it had events before them.
+def events_of(log: Path, lines: Iterable[bytes], begun: bool = False, first: int = 1) -> Events:
+    """The events of these lines of the log, from its ``first`` on. ``begun``: whether it had events before them.
 
     A line that cannot be read (see `record_of`) is dropped and counted in `Events.dropped`. A killed driver leaves a
     part of one at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this
@@ -206,7 +200,7 @@ def events_of(log: Path, lines: Iterable[bytes], begun: bool = False) -> Events:
     Raises `EventLogError` if a line before the first event shows that the file is no event log.
     """
     found = Events()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         event = record_of(line)

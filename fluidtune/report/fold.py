@@ -27,7 +27,7 @@ BREAKS = ("run_started", "worker_lost", "device_lost", "device_returned")
 COLOUR_COUNT = 60
 #: Event -> the state of its trial after it. After `trial_ended` it is the event's ending.
 STATES = {
-    **dict.fromkeys(("trial_added", "trial_suspended", "worker_lost", "room_lacking"), "waiting"),
+    **dict.fromkeys(("trial_added", "trial_suspended", "room_lacking"), "waiting"),
     **dict.fromkeys(("trial_started", "trial_result", "resized", "resize_failed"), "running"),
     "resize_started": "resizing",
     "trial_silent": "silent",
@@ -199,7 +199,7 @@ class Holdings:
         self.nodes: dict[int, str] = {}
         #: What each trial holds; a trial that holds nothing is not in it.
         self.held: dict[str, Span] = {}
-        #: Trials on a device where a worker died that the event ascribed to no trial. Their release clears the mark.
+        #: Trials on a device where a worker died. Their release clears the mark.
         self.hurt: set[str] = set()
         #: Resizes that were done.
         self.resizes = 0
@@ -240,8 +240,9 @@ class Holdings:
         elif name == "resized" or (
             name == "resize_failed" and self.of(trial).devices not in ((), tuple(event["devices"]))
         ):
-            self._hold(trial, event["devices"], self._share_after(event))
-        elif name in ("trial_ended", "trial_suspended") or (name == "worker_lost" and trial is not None):
+            held = self.of(trial)
+            self._hold(trial, event["devices"], held.share if tuple(event["devices"]) == held.devices else 1.0)
+        elif name in ("trial_ended", "trial_suspended"):
             self._release(trial)
         elif name == "worker_lost":
             self.hurt.update(self.holders(event["device"]))
@@ -303,13 +304,6 @@ class Holdings:
         for trial in self.holders(*devices):
             if self.held[trial].share > share > 0:
                 self._hold(trial, self.held[trial].devices, share)
-
-    def _share_after(self, event: EventDict) -> float:
-        """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
-        if event.get("share") is not None:
-            return float(event["share"])
-        held = self.of(event["trial"])
-        return held.share if held.devices and tuple(event["devices"]) == held.devices else 1.0
 
 
 class Fold(Holdings):
@@ -485,6 +479,10 @@ class Fold(Holdings):
         return came if event["reason"] == before else [trial for trial, its in self._waiting.items() if its == line]
 
     # --- queries
+
+    def last_driver(self) -> tuple[EventDict, bool]:
+        """What `driver_state` asks of the log: the last `run_started`, and whether `run_ended` came after it."""
+        return self.head, self.over
 
     def noted(self, *names: str) -> list[Note]:
         """The notes with these names."""

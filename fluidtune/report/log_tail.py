@@ -1,4 +1,4 @@
-"""A log that is still written: what it has got since the last look.
+"""A log that is still written: what it has got since the last look, and whether its driver lives.
 
 A torn last line is kept until its rest comes.
 """
@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
-from fluidtune.report.events import EventDict, NoEventLogError, events_of, reading, this_machine
+from fluidtune.driver_lock import is_held, this_machine
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, events_of, reading
 
 #: Seconds between two looks.
 LOOK_S = 1.0
@@ -41,7 +42,7 @@ class LogTail:
                 raise NoEventLogError(f"{self._log} is no file")
             file = self._log.open("rb")
             self.close()
-            self._file, self._part, self._begun, self.dropped = file, b"", False, 0
+            self._file, self._part, self._begun, self._lines, self.dropped = file, b"", False, 0, 0
             return True
         return False
 
@@ -53,7 +54,8 @@ class LogTail:
         assert self._file is not None, "`anew` was never called"
         with reading(self._log):
             *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
-        found = events_of(self._log, lines, self._begun)
+        found = events_of(self._log, lines, self._begun, self._lines + 1)
+        self._lines += len(lines)
         self._begun, self.dropped = self._begun or bool(found), self.dropped + found.dropped
         return found
 
@@ -75,20 +77,30 @@ class LogTail:
             self._file.close()
 
 
-def driver_died(head: EventDict) -> bool:
-    """Whether the process that wrote this `run_started` is gone. False: it lives, or that cannot be seen from here."""
+def driver_state(log: Path, told: Callable[[], tuple[EventDict, bool]]) -> Literal["lives", "ended", "died", "unknown"]:
+    """What became of the driver of the run with this log. "unknown": it cannot be seen from here.
+
+    A lock that is held says that it lives, on whichever machine. One that is not held says nothing: there are drivers
+    and file systems without locks. Then the log says it, and the process that wrote it. ``told``: `Fold.last_driver`.
+    """
     import psutil
 
+    if log.name == EVENT_LOG_NAME and is_held(log.parent):  # under another name it is that of a former run
+        return "lives"
+    head, over = told()
+    if over:
+        return "ended"
     if head.get("pid") is None or head.get("machine") != this_machine():
-        return False
+        return "unknown"
     try:
         process = psutil.Process(head["pid"])
         # The number may be another process' by now. Both times are of a clock that is set now and then.
-        return process.status() == psutil.STATUS_ZOMBIE or float(process.create_time()) > head["t"] + 60
+        gone = process.status() == psutil.STATUS_ZOMBIE or float(process.create_time()) > head["t"] + 60
+        return "died" if gone else "lives"
     except psutil.NoSuchProcess:
-        return True
+        return "died"
     except (psutil.Error, OverflowError, ValueError):
-        return False
+        return "unknown"
 
 
 def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool) -> Any:

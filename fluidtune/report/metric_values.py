@@ -1,11 +1,14 @@
-"""The value of Tune's metric in a result: found under the name, and taken for a number, as Tune does both."""
+"""The value of Tune's metric in a result, and which trials are best by it, both as Tune says."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def value_of(result: Mapping[str, Any], metric: str) -> float | None:
@@ -21,6 +24,15 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def ranked(last: Iterable[tuple[T, float | None]], mode: str | None) -> list[tuple[T, float]]:
+    """The trials that have a last value, with it, best first; equal ones stay in their order. [] if there is no mode.
+
+    So Ray's `ResultGrid.get_best_result` compares them.
+    """
+    known = [(trial, value) for trial, value in last if value is not None]
+    return sorted(known, key=itemgetter(1), reverse=mode == "max") if mode in ("min", "max") else []
 
 
 def flat(result: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:

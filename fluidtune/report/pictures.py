@@ -7,12 +7,11 @@ picture looks.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,8 +38,7 @@ from fluidtune.report.occupancy import (
     held_part,
     occupancy_of,
 )
-from fluidtune.report.run_logs import find_log
-from fluidtune.report.summary import plural, summarise
+from fluidtune.report.summary import Summary, plural
 from fluidtune.report.terminal_text import printable
 from fluidtune.report.time_use import starting, time_use
 from fluidtune.report.trial_lookup import short_names
@@ -370,23 +368,13 @@ def _draw_use(
     axes.stairs(base + values, edges, baseline=base, color=OURS, linewidth=1.6 if label else 0.8, label=label, zorder=3)
 
 
-class ReportPaths(NamedTuple):
-    """The paths of the report's files."""
-
-    timeline: Path
-    utilisation: Path
-    summary: Path
+#: Every picture of a run: the name of its file, and what draws it.
+PICTURES: dict[str, Callable[[Run], Figure]] = {"timeline.png": timeline_figure, "utilisation.png": utilisation_figure}
+#: The names of the report's files.
+REPORT_FILES = ("summary.json", *PICTURES)
 
 
-def write_report(run: str | os.PathLike[str]) -> ReportPaths:
-    """Write timeline.png, utilisation.png and summary.json beside the event log ``run``, or the one in that directory.
-
-    Raises `NoEventLogError` if there is no event log, and `EventLogError` if the file is not one.
-    """
-    log = find_log(run)
-    fold, out = fold_of(log), log.parent
-    summary = out / "summary.json"
-    summary.write_text(json.dumps(summarise(fold).as_dict(), indent=2) + "\n")
-    timeline = save_png(timeline_figure(fold), out / "timeline.png")
-    utilisation = save_png(utilisation_figure(fold), out / "utilisation.png")
-    return ReportPaths(timeline, utilisation, summary)
+def write_report(fold: Fold, summary: Summary, out: Path) -> list[Path]:
+    """Write the run's `REPORT_FILES` into the directory ``out``. Returns the paths of the pictures."""
+    (out / REPORT_FILES[0]).write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
+    return [save_png(draw(fold), out / name) for name, draw in PICTURES.items()]

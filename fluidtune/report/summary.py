@@ -16,6 +16,7 @@ from fluidtune.profiles import ProfileError
 from fluidtune.report.causes import label_of
 from fluidtune.report.fold import Fold, Restore, Run, fold_of
 from fluidtune.report.json_text import VERSION
+from fluidtune.report.metric_values import ranked
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.recorded import read_job
 from fluidtune.report.terminal_text import cell, listed
@@ -82,7 +83,6 @@ class Summary:
         self.spare_seconds = sum(spares)
         self.spares_used = counts["spare_taken"]
         self.workers_lost = counts["worker_lost"]
-        self.workers_replaced = counts["worker_replaced"]
         self.devices_lost = counts["device_lost"]
         self.recoveries = counts["recovered"]
         self.restores = _restores(fold)
@@ -171,18 +171,11 @@ def _bound(fold: Fold, wall_seconds: float) -> Bound | None:
 
 
 def best_of(fold: Fold) -> tuple[str, float] | None:
-    """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far.
-
-    As `ResultGrid.get_best_result` by default, and as run_ended, it compares the trials' last results.
-    """
+    """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far: `ranked`."""
     if fold.over and isinstance(best := fold.noted("run_ended")[-1].event.get("best"), dict):
         return best["trial"], best["metric"]
-    known = {name: trial.metric for name, trial in fold.trials.items() if trial.metric is not None}
-    mode = fold.head.get("mode")
-    if not known or mode not in ("min", "max"):
-        return None
-    trial = (min if mode == "min" else max)(known, key=lambda trial: known[trial])
-    return trial, known[trial]
+    last = ((name, trial.metric) for name, trial in fold.trials.items())
+    return next(iter(ranked(last, fold.head.get("mode"))), None)
 
 
 def duration(seconds: float) -> str:
@@ -211,7 +204,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     resizes += f", {summary.resizes_failed} failed" if summary.resizes_failed else ""
     reasons = [f"{count} x {reason.replace('_', ' ')}" for reason, count in summary.resize_reasons.items()]
     started = f"{summary.workers_started} started ({summary.workers_forked} forked)"
-    workers = f"{started}, {summary.workers_lost} lost, {summary.workers_replaced} replaced"
+    workers = f"{started}, {summary.workers_lost} lost"
     spares = f"{summary.spares_started} started in {duration(summary.spare_seconds)}, {summary.spares_used} used"
     recoveries = str(summary.recoveries)
     recoveries += f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""

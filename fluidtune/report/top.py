@@ -22,7 +22,7 @@ from rich.text import Text
 from fluidtune.report.causes import why_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Trial
-from fluidtune.report.log_tail import LOOK_S, LogTail, driver_died, seconds_since, wall_clock
+from fluidtune.report.log_tail import LOOK_S, LogTail, driver_state, seconds_since, wall_clock
 from fluidtune.report.news import ended_since, news_of, states_of
 from fluidtune.report.occupancy import busy_over_time, latest
 from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
@@ -71,13 +71,13 @@ class _Followed:
     """The run, or the service, whose log is at this path. Another file there is another run."""
 
     def __init__(self, log: Path) -> None:
-        self._tail = LogTail(log)
-        self.screen: ServiceScreen | RunScreen = RunScreen()
+        self._log, self._tail = log, LogTail(log)
+        self.screen: ServiceScreen | RunScreen = RunScreen(log)
 
     def look(self) -> None:
         """Read what is new. Where the log was deleted, what it had stays until there is another one."""
         if self._tail.anew():
-            self.screen = RunScreen()
+            self.screen = RunScreen(self._log)
         events = self._tail.new()
         if is_serving(events) and isinstance(self.screen, RunScreen):
             self.screen = ServiceScreen()
@@ -123,9 +123,10 @@ class ServiceScreen:
 
 
 class RunScreen:
-    """The devices and trials of a tuning job."""
+    """The devices and trials of a tuning job, whose log this is."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        self._log = log
         self.run = Fold()
         #: When the last event was written. Other than the fold's, it goes back if the clock is set back.
         self._last = 0.0
@@ -137,7 +138,7 @@ class RunScreen:
             self.run.step(event)
             self._last = float(event["t"])
         self.over = self.run.over
-        self.died = not self.over and driver_died(self.run.head)
+        self.died = driver_state(self._log, self.run.last_driver) == "died"
 
     def draw(self, now: float, height: int) -> RenderableType:
         now = self._last if self.over or self.died else max(now, self._last)

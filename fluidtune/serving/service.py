@@ -41,7 +41,7 @@ from fluidtune.serving.placed_models import placed_models
 from fluidtune.serving.process import LOOK_S
 from fluidtune.serving.running_services import NAMESPACE, START_S, RunningService, Served, check_name, known
 from fluidtune.serving.setting import Following, Placing, Setting
-from fluidtune.serving.winners import Winner, ranking, run_directory, winners
+from fluidtune.serving.winners import Winner, logged_in, ranking, run_directory, winners
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 from symphony_serve.placement.stages import GIB
@@ -264,7 +264,7 @@ def _following(
     if top != 1:
         raise FluidTuneError(f"follow is for the best trial alone, and top is {top}; leave one of the two out")
     where = run_directory(results)
-    metric, mode = ranking(where, metric, mode)
+    metric, mode = ranking(logged_in(where), metric, mode)
     if metric is None or mode is None:
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
     return Following(float(every), metric, mode)

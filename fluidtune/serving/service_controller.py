@@ -21,7 +21,7 @@ import ray
 import fluidtune
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.device_kinds import asked_for
-from fluidtune.report import this_machine
+from fluidtune.driver_lock import this_machine
 from fluidtune.serving.address import url_of
 from fluidtune.serving.answers import AGAIN_S, refused
 from fluidtune.serving.capacity import PROFILES

@@ -15,7 +15,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.run_state import trials_of
 from fluidtune.report.events import NoEventLogError
 from fluidtune.report.fold import Fold, fold_of
-from fluidtune.report.metric_values import flat, value_of
+from fluidtune.report.metric_values import flat, ranked, value_of
 
 #: Bytes that are looked at. Judgement: other weights differ everywhere, and gigabytes take seconds to read whole.
 MARK = 1 << 20
@@ -65,8 +65,8 @@ def winners(
     PAUSED for ever. Of another run those count that have finished, and if ``running`` those that still run, too.
 
     results: what `Tuner.fit` returned, or the run's directory. metric, mode: as in `tune.TuneConfig`. None: those in
-    FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. As in
-    `ResultGrid.get_best_result`, a trial is ranked by the last value that it reported.
+    FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. They are ranked by their
+    last values, see `ranked`.
 
     Raises FluidTuneError if there is no such run, no metric to rank by, or no trial that can be served.
     """
@@ -75,21 +75,21 @@ def winners(
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
     where = run_directory(results)
-    trials = _servable(where, results, running)
-    metric, mode = ranking(where, metric, mode)
+    # Who follows a search asks every few seconds, and knows all that its log says here.
+    logged = Fold() if running and metric is not None and mode is not None else logged_in(where)
+    trials = _servable(where, results, running, logged)
+    metric, mode = ranking(logged, metric, mode)
     if metric is None or mode is None:
         if isinstance(results, ResultGrid) and top == 1:
             best = _best(results)
             return [_winner(trial, None) for trial in trials if trial.trial_id == best] or _none(where, len(trials))
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
-    values = {trial.trial_id: value for trial in trials if (value := value_of(trial.last_result, metric)) is not None}
-    if not values:
+    found = ranked(((trial, value_of(trial.last_result, metric)) for trial in trials), mode)
+    if not found:
         last = trials[0].last_result
         there = ", ".join(name for name, _ in flat(last) if value_of(last, name) is not None)
         raise FluidTuneError(f"no finished trial in {where} has a number {metric!r}; its results have {there}")
-    sign = -1 if mode == "max" else 1
-    ranked = sorted((one for one in trials if one.trial_id in values), key=lambda one: sign * values[one.trial_id])
-    return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
+    return [_winner(trial, value) for trial, value in found[:top]]
 
 
 def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | None = None) -> Winner:
@@ -98,16 +98,13 @@ def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | Non
     found = next((one for one in _trials(where, results) if one.trial_id == trial), None)
     if found is None or found.checkpoint is None:
         raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
-    metric, _ = ranking(where, metric, None)
+    metric, _ = ranking(logged_in(where), metric, None)
     return _winner(found, value_of(found.last_result, metric) if metric is not None else None)
 
 
-def ranking(where: str, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
+def ranking(logged: Fold, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
     """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any."""
-    if metric is not None and mode is not None:
-        return metric, mode
-    head = _logged(where).head
-    return metric or head.get("metric"), mode or head.get("mode")
+    return metric or logged.head.get("metric"), mode or logged.head.get("mode")
 
 
 def run_directory(results: ResultGrid | str | Path) -> str:
@@ -124,18 +121,17 @@ def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
 
 
-def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
+def _servable(where: str, results: ResultGrid | str | Path, running: bool, logged: Fold) -> list[Trial]:
     """The trials of the run that count: see `winners`."""
     trials = _trials(where, results)
     found = [trial for trial in trials if trial.checkpoint is not None]
-    if running or not _has_ended(where, trials):
+    if running or not _has_ended(logged, trials):
         found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]
     return found or _none(where, len(trials))
 
 
-def _has_ended(where: str, trials: list[Trial]) -> bool:
+def _has_ended(logged: Fold, trials: list[Trial]) -> bool:
     """Whether the run has ended, by its event log; by Ray's last snapshot, if stock Ray Tune ran it."""
-    logged = _logged(where)
     return logged.over if logged.heard else all(trial.status != Trial.RUNNING for trial in trials)
 
 
@@ -151,7 +147,7 @@ def _best(results: ResultGrid) -> str:
         raise FluidTuneError("this ResultGrid does not tell which of its trials is best; give metric and mode")
 
 
-def _logged(where: str) -> Fold:
+def logged_in(where: str) -> Fold:
     """What FluidTune wrote into the run's event log; nothing, if stock Ray Tune ran it."""
     with suppress(NoEventLogError):
         return fold_of(where)

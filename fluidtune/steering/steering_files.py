@@ -5,8 +5,8 @@
     RUN_DIR/steer/ID.answer    the answer. Who has asked removes it
 
 Each change is one rename or removal, so an act is either taken or withdrawn. It works from each node that has the run's
-folder. The folder is the run's user's alone (mode 0700). The files are JSON, and nothing is unpickled. Whether the
-driver lives, its lock says (`driver_lock`), else its log and its process.
+folder. The folder is the run's user's alone (mode 0700). The files are JSON, and nothing is unpickled.
+Whether the driver lives, `driver_state` says.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from fluidtune.driver_lock import is_held
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.fold import fold_of
-from fluidtune.report.log_tail import driver_died
+from fluidtune.report.log_tail import driver_state
 from fluidtune.report.run_logs import find_log
 from fluidtune.steering.acts import Act, Kind
 from fluidtune.steering.json_values import LONGEST, cut, read_json
@@ -162,22 +161,21 @@ def ask_driver(log: Path, act: Act, patience_s: float = PATIENCE_S) -> str:
         raise SteeringRefused(f"{folder} cannot be written: {error.strerror}; the user who runs the search steers it")
     until = time.monotonic() + patience_s
     while True:
-        # By the lock alone, one that could make none, or whose lock was removed, would be called dead.
-        died = not is_held(log.parent) and ((fold := fold_of(log)).over or driver_died(fold.head))
+        state = driver_state(log, lambda: fold_of(log).last_driver())
         with contextlib.suppress(FileNotFoundError):
             found = json.loads(answer.read_text())
             answer.unlink()
             if found["refused"]:
                 raise SteeringRefused(found["words"])
             return str(found["words"])
-        if died or time.monotonic() > until:
+        if (gone := state in ("ended", "died")) or time.monotonic() > until:
             with contextlib.suppress(FileNotFoundError):
                 ask.unlink()
                 raise SteeringRefused(_why_silent(log))
-            if died and (fold.over or not taken.exists()):
+            if gone and (state == "ended" or not taken.exists()):
                 raise SteeringRefused(ENDED)
             words = f"the driver has not answered for {patience_s:.0f} s, and may do it yet: see fluidtune why"
-            if died:
+            if gone:
                 words = "the driver ended before it answered, and may have saved the act: see fluidtune why, once the"
                 words += " run is restored"
             raise FluidTuneError(words)

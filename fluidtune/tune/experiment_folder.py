@@ -18,12 +18,13 @@ import pyarrow.fs
 from fluidtune.driver_lock import hold
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
 from fluidtune.report.events import EVENT_LOG_NAME, service_of
+from fluidtune.report.pictures import REPORT_FILES
 
 logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
-#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write_report`.
-_FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
+#: What FluidTune writes into an experiment's folder.
+_FILES = (EVENT_LOG_NAME, *REPORT_FILES)
 
 
 class ExperimentFolder:

@@ -10,14 +10,14 @@ object is among the garbage, Ray ends the whole process ("The core worker has al
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fluidtune.report import write_report
+from fluidtune.report import summarise, write_report
 from fluidtune.report.drawing import new_figure
+from fluidtune.report.fold import fold_of
 from fluidtune.report.summary import duration
 
 logger = logging.getLogger(__name__)
@@ -61,14 +61,16 @@ def _import_matplotlib() -> None:
 
 def _draw(log: Path) -> None:
     try:
-        found = json.loads(write_report(log).summary.read_text())
-        use, all_s = found["time_use"], found["available_device_seconds"] or 1.0
+        fold = fold_of(log)
+        found = summarise(fold)
+        write_report(fold, found, log.parent)
+        all_s = found.available_device_seconds or 1.0
         logger.warning(
             "FluidTune: %s; %.0f %% of the devices' time in iterations, %.0f %% in starts of trials. More: "
             "fluidtune report %s; of one trial: fluidtune why %s TRIAL",
-            duration(found["wall_seconds"]),
-            100 * use["iterating"] / all_s,
-            100 * use["starting"] / all_s,
+            duration(found.wall_seconds),
+            100 * found.time_use.iterating / all_s,
+            100 * found.time_use.starting / all_s,
             *[log.parent] * 2,
         )
     except OSError as error:

@@ -20,12 +20,13 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.driver_lock import this_machine
 from fluidtune.engine import Engine, Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
+from fluidtune.report import EVENT_LOG_NAME, EventLog
 from fluidtune.report.iteration_lines import IterationLines
-from fluidtune.report.metric_values import value_of
+from fluidtune.report.metric_values import ranked, value_of
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
 from fluidtune.tune.trial_registry import parameters_of
@@ -98,12 +99,8 @@ class JobLog:
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:
         """End the log, and begin to draw the report. `close` waits for it."""
-        last = {t.trial_id: value_of(t.last_result or {}, metric) for t in trials} if metric else {}
-        values = {trial: value for trial, value in last.items() if value is not None}
-        best = None
-        if values:
-            trial = (min if mode == "min" else max)(values, key=lambda name: values[name])
-            best = {"trial": trial, "metric": values[trial]}
+        last = ((t.trial_id, value_of(t.last_result or {}, metric)) for t in trials if metric)
+        best = next(({"trial": trial, "metric": value} for trial, value in ranked(last, mode)), None)
         self.write("run_ended", seconds=self._clock() - self._started, trials=len(trials), best=best)
         if self._events.is_open:
             self._events.close()

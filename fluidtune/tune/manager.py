@@ -21,6 +21,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
+from fluidtune.cluster.devices.layout import refused
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.controller import ActorManager, TrackedActor, extend_controller, let_go, replace_actor_manager
@@ -167,12 +168,11 @@ class FluidActorManager(ActorManager):
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trials = self.job.trials
         trial = trials.known[trial_id]
-        refused = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
-        if refused is not None:  # the trial fails; the job goes on
+        why = trials.refusal(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
+        if why is not None:  # the trial fails; the job goes on
             self.set_failed(tracked)
-            self.job.trial_refused(trial_id, refused)
-            words = f"trial {trial_id} is refused: {refused.words}; {refused.reason.remedy}"
-            self._callbacks.tell_refused(tracked, trial, FluidTuneError(words))
+            self.job.trial_refused(trial_id, why)
+            self._callbacks.tell_refused(tracked, trial, refused(f"trial {trial_id}", why))
             return
         run = new_run(self.job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.

@@ -7,6 +7,7 @@ It makes the events with which a trial arrives at the engine. Which group a tria
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
@@ -17,7 +18,7 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.trainable import FunctionTrainable
 
-from fluidtune.cluster.devices.layout import is_odd
+from fluidtune.cluster.devices.layout import refusal
 from fluidtune.cluster.emulated.paced_trainable import paced
 from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.device_kinds import by_resource
@@ -86,12 +87,8 @@ class TrialRegistry:
         request = trial.placement_group_factory
         if is_one_bundle(request) or not self._scheduler.executor.on_demand:
             return False
-        logger.warning(
-            "FluidTune: trial %s asks for several bundles or a certain place (%s), the job's first trial for one "
-            "bundle anywhere; Ray Tune runs this trial",
-            trial.trial_id,
-            request,
-        )
+        why = because(Reason.SEVERAL_BUNDLES, resource=str(request))
+        logger.warning("FluidTune: Ray Tune runs trial %s: %s", trial.trial_id, why.words)
         return True
 
     def refusal(self, trial: Trial) -> Why | None:
@@ -113,17 +110,10 @@ class TrialRegistry:
                 lacks = own.cores and name not in bundle if known[name].cores else not first and said is None
             if lacks:
                 return because(Reason.RESOURCE_LACKING, asked=amount, first=first, resource=name)
-        asked, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
-        on_one_node = self._setup.on_one_node
-        if is_odd(asked):
-            return because(Reason.GPU_PARTS, asked=asked)
-        if most is not None and asked > most:
-            return because(Reason.JOB_SMALL, asked=asked, largest=most)
-        if on_one_node is not None and asked > max(1, on_one_node):
-            return because(Reason.NODE_SMALL, asked=asked, largest=on_one_node)
-        if self._setup.leased and asked > gang:
-            return because(Reason.LEASED_FEWER, asked=asked, first=gang)
-        return None
+        most, gang = self._setup.layout.most or math.inf, max(1.0, self._setup.layout.share)
+        node = math.inf if self._setup.on_one_node is None else max(1, self._setup.on_one_node)
+        noun, leased = "device" if own.cores else own.noun, gang if self._setup.leased else math.inf
+        return refusal(self.share_of(trial), noun, most, node, leased)
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""

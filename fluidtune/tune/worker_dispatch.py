@@ -177,7 +177,7 @@ class WorkerDispatch:
     def kill_worker(self, worker: PooledWorker, why: str) -> None:
         """End the worker's process at once, unless it is dead."""
         if self._job.pool.is_alive(worker):
-            self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=why[:REASON_LENGTH])
+            self._job.log.write("worker_killed", worker=worker.name, device=worker.device, reason=why[:REASON_LENGTH])
             self._job.pool.kill_worker(worker)
 
     def kill_overdue_workers(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fluidtune.report.events import EventLogError
 from fluidtune.report.fold import Fold
-from fluidtune.report.log_tail import LogTail, driver_died
+from fluidtune.report.log_tail import LogTail, driver_state
 from fluidtune.report.story import story_of
 from fluidtune.view.run_model import ROW, changes, curve, glance
 from fluidtune.view.service_figures import ServicesFigures
@@ -55,8 +55,10 @@ class FollowedRun:
             found = changes(self.fold, int(heard) if known else 0)
             found["unreadable"] = self._tail.dropped
             found |= {"cursor": f"{self._epoch}.{self.fold.heard}", "left": self._left, "trouble": self._trouble}
-            died = not self.fold.over and driver_died(self.fold.head)
-            return {**found, "died": died, "services": self._services.figures()}
+            return {**found, "died": self._died(), "services": self._services.figures()}
+
+    def _died(self) -> bool:
+        return driver_state(self.log, self.fold.last_driver) == "died"
 
     def as_dict(self) -> dict[str, Any]:
         """The run at this moment for a program. Times are seconds since its first event. Raises for a service's log."""
@@ -111,7 +113,7 @@ class FollowedRun:
             self._read(float("inf"))
             if trial not in self.fold.trials:
                 raise KeyError(trial)
-            story = story_of(self.fold, trial)
+            story = story_of(self.fold, trial, self._died())
         told = [[round(at - story.began, 3), iteration, text] for at, iteration, text in story.told()]
         return {"head": story.head, "told": told, "end": list(story.end)}
 

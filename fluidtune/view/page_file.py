@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from fluidtune.report.json_text import plain_json
+from fluidtune.report.metric_values import ranked
 from fluidtune.report.run_logs import find_log
 from fluidtune.view.followed_run import FollowedRun
 
@@ -49,14 +50,9 @@ def whole_page(log: Path) -> str:
 
 def _told(run: FollowedRun, trials: list[str]) -> list[str]:
     """The trials whose story a file has: the best ones first, then those that failed, then the others."""
-    its, head = run.fold.trials, run.fold.head
-    sign = -1.0 if head.get("mode") == "max" else 1.0
-
-    def rank(trial: str) -> float:
-        best = its[trial].best
-        return float("inf") if best is None else sign * best
-
-    best_first = sorted(trials, key=rank)
+    its = run.fold.trials
+    best = ranked(((trial, its[trial].best) for trial in trials), run.fold.head.get("mode"))
+    best_first = list(dict.fromkeys([*(trial for trial, _ in best), *trials]))
     failed_first = sorted(best_first, key=lambda trial: its[trial].state != "failed")
     return list(dict.fromkeys([*best_first[: STORIES // 2], *failed_first]))[:STORIES]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict, service_of
-from fluidtune.report.log_tail import LogTail, driver_died, seconds_since
+from fluidtune.report.log_tail import LogTail, driver_state, seconds_since
 from fluidtune.report.run_logs import find_log, logs_in, results_directory
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
@@ -32,8 +32,8 @@ class RunList:
         self._root = root.absolute()
         self._lock = threading.Lock()
         self._kept: dict[str, FollowedRun] = {}
-        #: Key -> the file that was read, what was said of it, and its `run_started`.
-        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], EventDict]] = {}
+        #: Key -> the file that was read, what was said of it, and what it says of its driver (`Fold.last_driver`).
+        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], tuple[EventDict, bool]]] = {}
         logs = list(self.logs().values())
         if not logs:
             find_log(root)  # whose error says what there is instead
@@ -72,17 +72,17 @@ class RunList:
         """
         found = []
         for key, log in self.logs().items():
-            try:
-                there = log.stat()
-            except OSError:
-                continue
-            stamp = (there.st_ino, there.st_size, there.st_mtime_ns)
-            known = self._glances.get(key)
-            if known is None or known[0] != stamp:
-                run = self._run(key, log)
-                assert run is not None
-                known = self._glances[key] = (stamp, run.glance(), run.fold.head)
-            _, glance, head = known
-            silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
-            found.append({"key": key, **glance, "silence": silence, "died": not glance["over"] and driver_died(head)})
+            with suppress(OSError):  # it was deleted a moment ago
+                found.append(self._glance(key, log, log.stat()))
         return found
+
+    def _glance(self, key: str, log: Path, there: os.stat_result) -> dict[str, Any]:
+        stamp = (there.st_ino, there.st_size, there.st_mtime_ns)
+        known = self._glances.get(key)
+        if known is None or known[0] != stamp:
+            run = self._run(key, log)
+            assert run is not None
+            known = self._glances[key] = (stamp, run.glance(), run.fold.last_driver())
+        _, glance, driver = known
+        silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
+        return {"key": key, **glance, "silence": silence, "died": driver_state(log, lambda: driver) == "died"}

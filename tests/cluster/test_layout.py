@@ -131,7 +131,7 @@ def test_a_device_is_what_a_node_has_and_its_trials_fit_it_or_a_line_says_what_l
         (None, {"GPU": 1}, {"CPU": 2}, 'devices="gpu"'),
         ("gpu:3", {}, {"CPU": 2, "GPU": 2}, "at most 2"),
         ("cpu:3", {}, {"CPU": 2}, "at most 2"),
-        (None, {"CPU": 3}, {"CPU": 2}, "asks for 3 CPUs"),
+        (None, {"CPU": 3}, {"CPU": 2}, "asks for 3 CPU cores"),
         (None, {"CPU": 1, "GPU": 1.5}, {"CPU": 2, "GPU": 2}, "1.5 GPUs"),
         (None, {"CPU": 1, "GPU": 3}, {"CPU": 2, "GPU": 2}, "3 GPUs"),
         ("gpu:1", {"CPU": 1, "GPU": 2}, {"CPU": 2, "GPU": 2}, "2 GPUs"),

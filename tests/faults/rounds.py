@@ -22,10 +22,11 @@ from ray import tune
 from ray.tune import RunConfig
 
 import fluidtune
+from fluidtune.report.pictures import REPORT_FILES
 
 #: What a job has written when ``fit`` returns; the last four once for each trial.
 OF_A_TRIAL = ("*/result.json", "*/progress.csv", "*/params.json", "*/events.out.*")
-FILES = ("fluid_events.jsonl", "summary.json", "timeline.png", "utilisation.png", *OF_A_TRIAL)
+FILES = ("fluid_events.jsonl", *REPORT_FILES, *OF_A_TRIAL)
 
 
 def loop(config: dict[str, Any]) -> None:

@@ -143,7 +143,8 @@ def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, lo
         elif losses and rng.random() < 0.002:
             lost = held[trial][0][0]
             release(trial)
-            events.append(ev(now, "worker_lost", worker=f"w{lost}", device=lost, reason="killed", trial=trial))
+            events.append(ev(now, "worker_lost", worker=f"w{lost}", device=lost, reason="killed"))
+            events.append(ev(now, "trial_suspended", trial=trial))
             waiting.insert(0, trial)
         elif idle and not waiting and room[held[trial][0][0]] + held[trial][1] > 1 - 1e-9:
             was = held[trial][0]

@@ -104,17 +104,15 @@ def valid_runs(draw: st.DrawFn) -> Model:
         elif what in ("resized", "resize_failed") and set(where) <= set(room := run.room(1.0, trial)) and where:
             new = [where[0], *(device for device in room if device != where[0] and draw(st.booleans()))]
             share = share if new == where else 1.0
-            told = {"share": share} if draw(st.booleans()) else {}
-            fields |= {"devices": new, **(told if what == "resized" else {"reason": "x"})}
+            fields |= {"devices": new, **({} if what == "resized" else {"reason": "x"})}
             if what == "resized" or new != where:
                 run.hold(trial, new, share)
         elif what in ("trial_ended", "trial_suspended"):
             run.hold(trial, [])
             fields |= {"ending": "stopped"} if what == "trial_ended" else {}
         elif what == "worker_lost":
-            named = draw(st.booleans())
-            run.hold(trial, []) if named else run.hurt.update(run.holders(device))
-            fields = {"worker": "w", "device": device, "reason": "killed", **(fields if named else {})}
+            run.hurt.update(run.holders(device))
+            fields = {"worker": "w", "device": device, "reason": "killed"}
         elif what == "recovered":
             if trial in run.hurt:
                 run.hold(trial, [])

@@ -33,7 +33,7 @@ def small() -> list:
         ended(4, "t_01"),
         resized(5, "t_02", 1, 0),
         resized(7, "t_02", 1),
-        ev(8, "worker_lost", worker="w", device=1, reason="killed", trial="t_02"),
+        ev(8, "worker_lost", worker="w", device=1, reason="killed"),
         ev(9, "device_lost", device=1),
         over(10),
     ]
@@ -71,7 +71,7 @@ def test_marks_title_labels_and_legend():
     assert collection(axes, "grown").get_offsets().tolist() == [[5, 1.5]]
     assert collection(axes, "shrunk").get_offsets().tolist() == [[7, 1.5]]
     assert collection(axes, "lost").get_offsets().tolist() == [[8, 1.5], [9, 1.5]]
-    assert axes.get_title(loc="left") == "test, 3 trials on 2 emulated devices, 74% held"
+    assert axes.get_title(loc="left") == "test, 3 trials on 2 emulated devices, 79% held"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time since start (s)", "device")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
     assert [text.get_text() for text in axes.texts if text.get_text() == "2"], "a long bar has its name"
@@ -183,14 +183,8 @@ def test_an_empty_run_can_be_drawn(tmp_path, events):
 def test_write_report(tmp_path):
     log = written(tmp_path / "run", small())
     log.write_text(log.read_text() + '{"t": 11, "ev')
-    paths = write_report(log.parent)
-    assert [path.name for path in (paths.timeline, paths.utilisation, paths.summary)] == [
-        "timeline.png",
-        "utilisation.png",
-        "summary.json",
-    ]
-    for path in (paths.timeline, paths.utilisation):
-        assert path.parent == log.parent and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
-    assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
-    with pytest.raises(FileNotFoundError, match="no event log"):
-        write_report(tmp_path)
+    fold = fold_of(log.parent)
+    paths = write_report(fold, summarise(fold), log.parent)
+    assert paths == [log.parent / name for name in ("timeline.png", "utilisation.png")]
+    assert all(path.read_bytes().startswith(PNG) and path.stat().st_size > 5000 for path in paths)
+    assert json.loads((log.parent / "summary.json").read_text())["dropped_lines"] == 1

@@ -49,7 +49,7 @@ def whole(name: str) -> EventDict:
 
 def of_a_run() -> list[EventDict]:
     """Every event of a job. After one that takes its devices from the trial it is started."""
-    takes = ("trial_added", "trial_suspended", "trial_ended", "worker_lost")
+    takes = ("trial_added", "trial_suspended", "trial_ended")
     names = [each for name in OF_A_JOB for each in ([name, "trial_started"] if name in takes else [name])]
     return [whole(name) for name in (*names, "run_ended")]
 
@@ -78,7 +78,7 @@ def tell_all(events: list[EventDict]) -> None:
     """All that is said of a run, but for its pictures."""
     text_of(render(summarise(events)))
     story_of(events, "a").lines()
-    screen = RunScreen()
+    screen = RunScreen(Path())
     screen.hear(events)
     text_of(screen.draw(20.0, 40))
     changes(Fold(events))

@@ -138,7 +138,7 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
 def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
     """Seen: nothing said why a trial waits, and no log had one that was refused."""
     busy, paused = because(Reason.DEVICES_BUSY), because(Reason.PAUSED)
-    refused = because(Reason.JOB_SMALL, asked=9, largest=1)
+    refused = because(Reason.JOB_SMALL, asked=9, largest=1, noun="device")
     events = [
         begin(0, 1),
         added(1, "a"),

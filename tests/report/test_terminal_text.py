@@ -27,7 +27,7 @@ SHOWN = r"[/x] $a_$ \x1b[2J \x9b2J \x7f \n \ud83d"
 
 
 def run() -> list[EventDict]:
-    lost = ev(4, "worker_lost", worker=NAME, device=0, reason=NAME, trial=NAME)
+    lost = ev(4, "worker_lost", worker=NAME, device=0, reason=NAME)
     return [
         begin(0, 1, run=NAME, metric=NAME, algorithm=NAME, machine=NAME),
         {**added(1, NAME), "name": NAME},

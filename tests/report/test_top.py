@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fluidtune.cli import cli
+from fluidtune.driver_lock import hold, this_machine
+from fluidtune.engine import Reason, because
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError, this_machine
-from fluidtune.report.log_tail import LogTail
+from fluidtune.report.events import EventDict, EventLogError
+from fluidtune.report.fold import Fold
+from fluidtune.report.log_tail import LogTail, driver_state
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.view.followed_run import FollowedRun
@@ -38,9 +44,12 @@ from tests.report.makers import (
 )
 from tests.report.test_summary import by_hand
 
+#: No process has this number: Linux gives at most 2^22.
+GONE = 2**22 + 1
+
 
 def screen_of(events: list[EventDict]) -> top.RunScreen:
-    screen = top.RunScreen()
+    screen = top.RunScreen(Path())
     screen.hear(events)
     return screen
 
@@ -166,20 +175,33 @@ def test_a_narrow_terminal_shows_states_whole_and_ids_at_their_end(width: int) -
     assert all(len(line) <= width for line in shown.splitlines())
 
 
-def test_a_driver_that_was_killed_is_named_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lock", "machine", "pid", "state"),
+    [
+        ("held", "another node", GONE, "lives"),
+        ("held", this_machine(), GONE, "lives"),  # `Tuner.restore` on another node has written nothing yet
+        ("free", "another node", GONE, "unknown"),  # its file system may pass no locks on
+        ("free", this_machine(), GONE, "died"),
+        ("none", this_machine(), os.getpid(), "lives"),
+    ],
+)
+def test_whether_a_driver_lives_is_said_alike(lock: str, machine: str, pid: int, state: str, tmp_path: Path) -> None:
     """Seen: "running for 64.4 s" of a run whose driver had been killed a minute before."""
-    with subprocess.Popen(["sleep", "100"]) as driver:
-        events = [begin(time.time(), 1, pid=driver.pid, machine=this_machine()), added(time.time(), "a")]
-        log, out = written(tmp_path, events), io.StringIO()
-        top.watch(log, Console(file=out))
-        driver.kill()
+    start, waits = begin(time.time(), 1, pid=pid, machine=machine), because(Reason.DEVICES_BUSY).as_fields()
+    events = [start, added(time.time(), "a"), ev(time.time(), "trial_waits", line=1, trials=["a"], **waits)]
+    log, out = written(tmp_path / "run", events), io.StringIO()
+    held = hold(log.parent)
+    {"held": lambda: None, "free": held.let_go, "none": held.close}[lock]()
     top.watch(log, Console(file=out))
-    assert FollowedRun(log).as_dict()["state"] == "died" and RunList(tmp_path).glances()[0]["died"]
-    assert "\x1b" not in out.getvalue() and "\n0 of 1 device busy when it died\n" in out.getvalue()
-    assert re.findall(r"^test: (?:running|its driver, process \d+, died after)", out.getvalue(), re.MULTILINE) == [
-        "test: running",
-        f"test: its driver, process {driver.pid}, died after",
-    ]
+    why = json.loads(CliRunner().invoke(cli, ["why", str(log), "a", "--json"]).stdout)
+    page, died = FollowedRun(log), RunList(tmp_path).glances()[0]["died"]
+    story = page.story("a")
+    assert driver_state(log, Fold(events).last_driver) == state and "\x1b" not in out.getvalue()
+    assert page.as_dict()["state"] == ("died" if died else "running")
+    assert (story["head"], story["end"]) == (why["head"], why["end"]), "the page's story is that of `fluidtune why`"
+    assert {not story["end"], died} == {state == "died"}
+    assert (f"test: its driver, process {pid}, died after" in out.getvalue()) == died
+    assert ("\n0 of 1 device busy when it died\n" in out.getvalue()) == died
 
 
 @pytest.mark.parametrize("removed", [False, True])

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from fluidtune.driver_lock import hold
+from fluidtune.driver_lock import hold, this_machine
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.events import this_machine
 from fluidtune.steering.acts import Act
 from fluidtune.steering.json_values import LONGEST
 from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask, ask_driver, parameters_from
@@ -140,7 +139,7 @@ def test_a_value_is_json(pair: str) -> None:
 DIES = """
 import sys, time
 from pathlib import Path
-from fluidtune.driver_lock import hold
+from fluidtune.driver_lock import hold, this_machine
 from fluidtune.steering.steering_files import SteeringFiles
 lock, files = hold(Path(sys.argv[1])), SteeringFiles(Path(sys.argv[1]))
 print("there", flush=True)

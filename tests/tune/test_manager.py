@@ -133,8 +133,8 @@ def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, m
 #: Each refusal: what a trial asks for, how the job is set up, and a part of what is said.
 REFUSALS: dict[Reason, tuple[list[dict[str, float]], dict[str, Any], str]] = {
     Reason.SEVERAL_BUNDLES: ([{"GPU": 1.0}, {"GPU": 1.0}], {}, "several bundles"),
-    Reason.JOB_SMALL: ([{"GPU": 3.0}], {}, "asks for 3 devices, and the job may have 2"),
-    Reason.GPU_PARTS: ([{"GPU": 1.5}], {}, "asks for 1.5 GPUs; ask for a whole number or for 1 or less"),
+    Reason.JOB_SMALL: ([{"GPU": 3.0}], {}, "asks for 3 GPUs, and the job may have 2"),
+    Reason.DEVICE_PARTS: ([{"GPU": 1.5}], {}, "asks for 1.5 GPUs; ask for a whole number or for 1 or less"),
     Reason.RESOURCE_LACKING: ([{"GPU": 1.0, "licence": 1.0}], {}, "asks for 1 licence, the job's first trial for 0"),
     Reason.NODE_SMALL: ([{"GPU": 2.0}], {"on_one_node": 1}, "no node of the job has more than 1"),
     Reason.LEASED_FEWER: ([{"GPU": 2.0}], {"leased": True}, "which the arbiter leases together"),

@@ -18,7 +18,7 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.report.causes import wait_of
 from fluidtune.report.events import EVENT_LOG_NAME, read_events
 from fluidtune.report.fold import Fold
-from fluidtune.report.metric_values import value_of
+from fluidtune.report.metric_values import ranked, value_of
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_registry import VALUE_LENGTH, parameters_of
 from tests.engine.helpers import plain, suspend
@@ -66,6 +66,11 @@ def test_a_value_has_the_name_that_tune_gives_it() -> None:
     names = {"a/b": 1, "a/c/d": 2, "a/c/3": 4, "a/e/f/g": 5, "a/h/i": 6}
     assert {name: value_of(result, name) for name in names} == names
     assert [value_of(result, name) for name in ("a", "a/c", "a/c/d/e", "b", "", "none", "none/a")] == [None] * 7
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", ["b", "c", "a"]), ("max", ["a", "b", "c"]), (None, [])])
+def test_trials_are_ranked_by_their_last_values_and_of_equal_ones_the_first_is_first(mode: Any, best: Any) -> None:
+    assert [trial for trial, _ in ranked([("a", 2.0), ("b", 1.0), ("none", None), ("c", 1.0)], mode)] == best
 
 
 @pytest.mark.parametrize("value", [float("nan"), np.inf, 10**400, "0.5", None, 1j, np.zeros(1), [0.5]])

@@ -52,7 +52,7 @@ def test_a_process_serves_further_trials_only_where_the_script_says_so(tmp_path:
     for key in ("python", "drawn", "cwd"):  # Tune gives each trial a directory of its own
         assert len({each[key] for each in found}) == 3, key
     assert {each["gpus"] for each in found} == {""}  # Seen: with Ray 2.60, a worker without a GPU saw all of them
-    assert not events_of(tmp_path, "worker_replaced", "worker_lost")
+    assert not events_of(tmp_path, "worker_killed", "worker_lost")
     # Seen: the driver kept an answer of each trial's process, with what Ray holds for it.
     trials = [each for each in gc.get_objects() if isinstance(each, Trial)]
     assert not any(isinstance(value, ray.ObjectRef) for trial in trials for value in vars(trial).values()) and trials

@@ -67,7 +67,7 @@ def test_a_curve_is_thinned_and_keeps_the_last_result() -> None:
 def test_the_width_of_a_trial_over_time() -> None:
     """On half a device, alone on it, on two, without one, and again on one."""
     events = [begin(0, 2), added(0, "a"), added(0, "b"), started(1, "a", 0, share=0.5), started(1, "b", 0, share=0.5)]
-    events += [ended(2, "b"), resized(2, "a", 0), ev(3, "resized", trial="a", devices=[0], share=1.0)]
+    events += [ended(2, "b"), resized(2, "a", 0), started(3, "a", 0)]
     events += [resized(4, "a", 0, 1), ev(6, "trial_suspended", trial="a"), started(8, "a", 1)]
     fold = Fold(events)
     steps = curve(fold, "a")["widths"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fluidtune.device_kinds import KINDS, asked_for, by_resource
+from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.errors import FluidTuneError
 
 _SPEC = re.compile(r"(\w+)(?::(\d+))?")
@@ -187,9 +188,26 @@ def _lacking(request: Mapping[str, float], nodes: Sequence[Mapping[str, float]])
     return f"a trial asks for {asked}, and no node of the Ray cluster has that{short}"
 
 
-def is_odd(asked: float) -> bool:
-    """Whether a trial may not ask for this number of devices: it is more than one, and no whole number."""
-    return 1 < asked != int(asked)
+def refusal(
+    asked: float, noun: str, most: float, node: float = math.inf, gang: float = math.inf, parts: bool = False
+) -> Why | None:
+    """Why a trial may not ask for so many devices; None: it may. ``noun``: what one of them is called.
+
+    ``most``: those that the job may have; ``node``: those of one node; ``gang``: those that are leased together.
+    ``parts``: above one it may be any number.
+    """
+    if not parts and 1 < asked != int(asked):
+        return because(Reason.DEVICE_PARTS, asked=asked, noun=noun)
+    if asked > most:
+        return because(Reason.JOB_SMALL, asked=asked, largest=most, noun=noun)
+    if asked > node:
+        return because(Reason.NODE_SMALL, asked=asked, largest=node)
+    return because(Reason.LEASED_FEWER, asked=asked, first=gang) if asked > gang else None
+
+
+def refused(trial: str, why: Why) -> FluidTuneError:
+    """The error of the ``trial`` that is refused."""
+    return FluidTuneError(f"{trial} is refused: {why.words}; {why.reason.remedy}")
 
 
 def _devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
@@ -205,17 +223,11 @@ def _devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tu
             f"ask for at most {there:g}" + ("" if there else f" (start Ray where it sees {name}s)")
         )
     asked, count = float(request.get(name, 0.0)), spec.count or there
+    if why := refusal(asked, kind.noun, count, parts=kind.cores):
+        raise refused("the job's first trial", why)
     share = asked or 1.0
     if kind.cores:
-        count = count // max(1.0, asked) if count < math.inf else count
-        share = min(share, 1.0)
-    elif is_odd(asked):
-        raise FluidTuneError(f"a trial asks for {asked:g} {name}s; ask for a whole number or for 1 or less")
-    if share > count:
-        raise FluidTuneError(
-            f"a trial asks for {asked:g} {name}s, the job has {spec.count or there:g}; "
-            f"ask for fewer {name}s per trial or give the job more devices"
-        )
+        return count // max(1.0, asked) if count < math.inf else count, min(share, 1.0)
     return count, share
 
 
