@@ -247,7 +247,7 @@ class TuningJob:
 
     def close(self) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
-        self.log.run_ended(list(self.trials.known.values()), self.scheduler.metric, self.scheduler.mode)
+        self.log.run_ended(self._controller.get_trials(), self.scheduler.metric, self.scheduler.mode)
         try:
             self.pool.close()
             self.devices.close()

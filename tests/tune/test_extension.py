@@ -17,7 +17,7 @@ import fluidtune
 from fluidtune import driver_lock
 from fluidtune.cli import cli
 from fluidtune.tune.extension import come_to_limit, lies_within
-from tests.tune.running import fit, logged
+from tests.tune.running import events_of, fit, logged
 from tests.tune.test_bad_input import refused
 from tests.tune.test_driver_lock import driven
 from tests.tune.trainables import raising, with_checkpoints
@@ -62,7 +62,11 @@ def test_27_trials_and_27_more_are_the_search_of_54(tmp_path: Path) -> None:
     assert half == whole[:27] and len({end for *_, end in whole}) > 2, "ASHA stops none early"
     np.random.seed(3)  # as the script that is run again does
     path = str(tmp_path / "27" / "fluid")
-    assert decisions(fluidtune.Tuner.extend(path, num_samples=27).fit()) == whole
+    extended = fluidtune.Tuner.extend(path, num_samples=27).fit()
+    assert decisions(extended) == whole
+    best = extended.get_best_result("score", "max").metrics["trial_id"]
+    # Seen: the best of the trials of the last driver.
+    assert events_of(tmp_path / "27", "run_ended")[-1]["best"]["trial"] == best
     assert decisions(tune.Tuner.restore(path, with_checkpoints).fit()) == whole
 
 
