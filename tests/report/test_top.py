@@ -176,17 +176,18 @@ def test_a_narrow_terminal_shows_states_whole_and_ids_at_their_end(width: int) -
 
 
 @pytest.mark.parametrize(
-    ("lock", "machine", "pid", "state"),
+    ("lock", "where", "process", "state"),
     [
-        ("held", "another node", GONE, "lives"),
-        ("held", this_machine(), GONE, "lives"),  # `Tuner.restore` on another node has written nothing yet
-        ("free", "another node", GONE, "unknown"),  # its file system may pass no locks on
-        ("free", this_machine(), GONE, "died"),
-        ("none", this_machine(), os.getpid(), "lives"),
+        ("held", "another node", "gone", "lives"),
+        ("held", "this one", "gone", "lives"),  # `Tuner.restore` on another node has written nothing yet
+        ("free", "another node", "gone", "unknown"),  # its file system may pass no locks on
+        ("free", "this one", "gone", "died"),
+        ("none", "this one", "here", "lives"),
     ],
 )
-def test_whether_a_driver_lives_is_said_alike(lock: str, machine: str, pid: int, state: str, tmp_path: Path) -> None:
+def test_whether_a_driver_lives_is_said_alike(lock: str, where: str, process: str, state: str, tmp_path: Path) -> None:
     """Seen: "running for 64.4 s" of a run whose driver had been killed a minute before."""
+    machine, pid = this_machine() if where == "this one" else where, GONE if process == "gone" else os.getpid()
     start, waits = begin(time.time(), 1, pid=pid, machine=machine), because(Reason.DEVICES_BUSY).as_fields()
     events = [start, added(time.time(), "a"), ev(time.time(), "trial_waits", line=1, trials=["a"], **waits)]
     log, out = written(tmp_path / "run", events), io.StringIO()
