@@ -52,13 +52,17 @@ def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lam
     ``meanwhile``: done while the cluster is waited for. Raises FluidTuneError, within 4 s, for an address that is none,
     and for a cluster that does not answer.
     """
-    named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+    at = named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
     try:
-        at = named or read_ray_address()
-        found = None if at is None else canonicalize_bootstrap_address(at)
+        at = at or read_ray_address()
+        scheme, is_url, _ = (at or "").partition("://")
+        if is_url and scheme != "ray":
+            raise ValueError(f"{scheme}:// addresses are for `ray job` alone")
+        found = at if at is None or is_url else canonicalize_bootstrap_address(at)
     except (ValueError, OSError) as error:
-        raise FluidTuneError(f"there is no Ray cluster at {_named(address)}: {error}") from None
-    if found is None or "://" in found:  # Ray Client's addresses are for Ray to ask
+        remedy = "give HOST:PORT of the head node, such as 10.0.0.1:6379"
+        raise FluidTuneError(f"there is no Ray cluster at {_named(address, at)}: {error}; {remedy}") from None
+    if found is None or is_url:  # Ray Client's addresses are for Ray to ask
         return found
     _reach(found, _named(address, found), None if named else get_ray_address_file(None))
     told = _answer(found, not named, meanwhile)
@@ -113,9 +117,8 @@ def join(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) 
 
 
 def _named(address: str, found: str | None = None) -> str:
-    set_here = os.environ.get("RAY_ADDRESS")
-    whose = f" (RAY_ADDRESS is {set_here!r})" if address == "auto" and set_here else ""
-    return f"{found or address}{whose}"
+    set_here = os.environ.get("RAY_ADDRESS") if address == "auto" else None
+    return f"{found or set_here or address}" + (f" (RAY_ADDRESS is {set_here!r})" if set_here else "")
 
 
 def _answer(address: str, found_by_ray: bool, meanwhile: Callable[[], object]) -> str | None:

@@ -346,7 +346,8 @@ class _Teller:
     def _on_trial_ended(self, event: EventDict) -> None:
         ending, words = event["ending"], words_of(event)
         if ending == "paused":
-            text = f"left its devices{_with(event)}" if words else "was paused by Tune"
+            left = "left its devices" if self._note.before.devices else "waits no more"
+            text = f"{left}{_with(event)}" if words else "was paused by Tune"
         else:
             failed = "was refused" if remedy_of(event) else "failed"
             text = f"{failed if ending == 'failed' else 'was stopped'}{_with(event)}"

@@ -27,6 +27,7 @@ from ray.tune.search.sample import Domain
 from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import schedulers, searches
+from fluidtune.ray_compat.controller import controller_behind, save_state
 from fluidtune.ray_compat.run_state import search_of, trials_of
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.search_memory import unreadable
@@ -71,6 +72,12 @@ class Extension:
         if not trial.is_finished():
             trial.stopping_criterion = {**(trial.stopping_criterion or {}), **self.until}
         return again
+
+    def keep(self, tune_controller: Any) -> None:
+        """Have the run's storage keep it, and only then say so: each later driver of the run goes on with it."""
+        save_state(controller_behind(tune_controller))
+        said = "FluidTune: the run goes on; further samples: %d, trials that train on: %d of %d"
+        logger.warning(said, self.samples, len(self.trains_on), len(self.known))
 
 
 def come_to_limit(last: Mapping[str, Any], limits: Mapping[str, float], until: Mapping[str, float]) -> bool:
@@ -176,8 +183,8 @@ def _trained_on(
     ended = [trial for trial in trials if trial.status == Trial.TERMINATED]
     came = [trial for trial in ended if come_to_limit(trial.last_result, limits[trial.trial_id], until)]
     kept = frozenset(trial.trial_id for trial in came if trial.checkpoint is not None)
-    said = "FluidTune: %d of %d trials train on; %d came to their limit and have no checkpoint"
-    logger.warning(said, len(kept), len(trials), len(came) - len(kept))
+    if lost := len(came) - len(kept):
+        logger.warning("FluidTune: %d of %d trials came to their limit and have no checkpoint", lost, len(trials))
     return kept
 
 

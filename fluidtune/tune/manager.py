@@ -345,6 +345,8 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
+            if self._over and ending == "paused":
+                self.job.log.leaves(run.id, "its driver ends")
             waits = not failed and not self._over and self._waiting.can_wait(run)
             self._shell.tell(run, life.Left(ending, keep=self.job.reuses and not failed, waits=waits))
             let_go(run.trial)

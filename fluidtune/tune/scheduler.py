@@ -164,7 +164,6 @@ class FluidScheduler(TrialScheduler):
         ready = self._memory.ready(tune_controller)
         if self.extension is not None:
             schedulers.raise_limit(self.base_scheduler, self.extension.until)
-            self.extension = None
         return ready
 
     def _execute(self, behind: Any, trial: Trial) -> None:
@@ -224,6 +223,9 @@ class FluidScheduler(TrialScheduler):
         if self._refusal is not None:
             raise self._refusal
         ready = self._is_ready(tune_controller)
+        if self.extension is not None:
+            self.extension.keep(tune_controller)
+            self.extension = None
         self.steered.serve(tune_controller)
         if not ready:
             return None

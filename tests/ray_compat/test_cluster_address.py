@@ -45,7 +45,8 @@ def test_one_that_has_ended_or_hangs(
     said = {
         silent: "answers no client within 3 s",
         "127.0.0.1:1": "does not answer (",
-        "x:1:2": " Ray cluster at ",
+        "x:1:2": " Ray cluster at x:1:2",
+        "http://h:1": " at http://h:1",  # Seen: "at auto", and no remedy.
     }
     done: list[str] = []
     for address, words in said.items():
@@ -56,6 +57,7 @@ def test_one_that_has_ended_or_hangs(
         with pytest.raises(FluidTuneError) as found:
             join(address if by == "--address" else "auto", meanwhile=partial(done.append, words))
         assert words in str(found.value)
+        assert ("such as 10.0.0.1:6379" in str(found.value)) == (" at " in words)
         assert ("RAY_ADDRESS is" in str(found.value)) == (by == "RAY_ADDRESS")
         ended = by == "ray start" and "does not answer" in str(found.value)
         assert (f"delete {alone / 'ray_current_cluster'}," in str(found.value)) == ended
@@ -66,6 +68,7 @@ def test_one_that_has_ended_or_hangs(
             refuse_ended()
     assert done == [said[silent]]
     assert capfd.readouterr() == ("", "")
+    assert cluster_of_jobs("ray://h:1") == "ray://h:1", "Ray Client's addresses are for Ray to ask"
 
 
 @pytest.mark.parametrize("file", ["", "/nowhere"])

@@ -163,6 +163,9 @@ def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
         "It waits: Tune paused it, and b of its group did not. What can be done: its alg"
     )
     assert not told(events, "b")[-1].startswith("It waits")
+    ends = {**ended(3, "d", "paused"), "reason": "its driver ends"}  # Seen: it "left its devices", and had none.
+    lines = told([added(2, "d"), ends, over(4), begin(9, 1)], "d")[2:4]
+    assert lines[0] == "1 s waits no more: its driver ends" and "5 s after the one before it ended" in lines[1]
 
 
 def test_a_long_wait_tells_each_reason_also_those_in_its_middle() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ray.tune.search.optuna import OptunaSearch
 import fluidtune
 from fluidtune import driver_lock
 from fluidtune.cli import cli
+from fluidtune.tune import extension
 from fluidtune.tune.extension import come_to_limit, lies_within
 from tests.tune.running import events_of, fit, logged
 from tests.tune.test_bad_input import refused
@@ -81,7 +83,11 @@ def test_the_command_trains_finished_trials_on_and_refuses_what_cannot_be(
     fit("fluid", with_checkpoints, space, tmp_path, executor=ONE, max_concurrent_trials=1, scheduler=asha)
     path = str(tmp_path / "fluid")
     monkeypatch.setattr(sys, "argv", ["fluidtune"])
-    cli(["continue", path, "--until", "training_iteration=8", "--samples", "1"], standalone_mode=False)
+    killed = tmp_path / "killed" / "fluid"  # the run as a kill at the line that says what follows would leave it
+    with monkeypatch.context() as once:
+        once.setattr(extension.logger, "warning", lambda *said: shutil.copytree(path, killed))
+        cli(["continue", path, "--until", "training_iteration=8", "--samples", "1"], standalone_mode=False)
+    cli(["continue", str(killed), "--samples", "1"], standalone_mode=False)
     results = fluidtune.Tuner.restore(path, with_checkpoints).fit()
     ends = sorted((one.config["x"], one.metrics["training_iteration"], one.metrics["began"]) for one in results)
     assert [(x, end) for x, end, _ in ends if end > 4] and len(ends) == 6
@@ -89,6 +95,10 @@ def test_the_command_trains_finished_trials_on_and_refuses_what_cannot_be(
         assert logged(one) == list(range(1, one.metrics["training_iteration"] + 1)), "reported twice, or not at all"
     assert any(began == 4 and end == 8 for _, end, began in ends), "none went on from its checkpoint"
     assert max(end for _, end, _ in ends) == 8
+    # Seen: killed in its first seconds, a continuation that had said "4 of 4 trials train on" was forgotten.
+    again = fluidtune.Tuner.restore(str(killed), with_checkpoints).fit()
+    reached = [one.metrics["training_iteration"] for one in again]
+    assert len(reached) == 9 and reached.count(8) >= 2, "another continuation came between"
 
     def extend(*given: Any, **asked: Any) -> Any:
         return lambda: fluidtune.Tuner.extend(*given, **asked)

@@ -125,3 +125,12 @@ def test_a_pause_of_tunes_own_is_called_so_even_after_a_move(tried: Tried) -> No
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
     assert tried.logged("trial_ended")[-1]["why"] == "paused"
+
+
+def test_what_goes_on_when_the_run_ends_leaves_with_its_driver(tried: Tried) -> None:
+    """Seen: after a SIGTERM, `fluidtune why` said "Tune paused it"."""
+    run = tried.placed(1.0)
+    tried.manager.run_ended(True)
+    tried.manager.remove_actor(run.tracked)
+    tried.manager._advance()
+    assert tried.logged("trial_ended")[-1]["reason"] == "its driver ends"
