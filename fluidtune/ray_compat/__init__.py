@@ -2,8 +2,8 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`cloning`: a further trial made from one that is there. `searches`: a search that goes on.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
+`cloning`: a further trial made from one that is there. `checkpoint_deletion`: which checkpoints stay.
+`searches`: a search that goes on. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
 `accelerators`: a process' devices. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
 where workers of Ray Train start. `cluster_address`: the cluster that a job joins.
@@ -58,6 +58,10 @@ The cluster that a job joins (`cluster_address`):
 - ``ensure_token_if_auth_enabled``: says which token is missing. Ray's client ends the process then.
 - ``maybe_enable_token_auth_if_token_available``: since Ray 2.60, how ``ray.init()`` comes to send a user's token to a
   cluster that it has found itself. Older ones have no tokens.
+
+A checkpoint from which another trial goes on (`checkpoint_deletion`):
+
+- ``checkpoint_manager._delete_fs_path``: by it Tune deletes the checkpoints that are more than ``num_to_keep``.
 
 A trial that is made from another one (`cloning`):
 

@@ -27,7 +27,9 @@ from tests.faults.search_job import SEARCHES, done_again, note_end, outcome, sea
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
-FORK = multiprocessing.get_context("fork")
+#: Its server has imported Ray and never used it. (A fork of this process hangs where tests before have.)
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.faults.search_job"])
 
 
 def _cluster(other: Any, pipe: Any) -> None:

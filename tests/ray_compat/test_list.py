@@ -90,6 +90,7 @@ def test_nothing_is_used_that_is_not_listed() -> None:
         "ray._private.parameter.RayParams",
         "ray.core.generated.gcs_pb2.ActorTableData",
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
+        "ray.train._internal.checkpoint_manager",
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
         "ray.train.v2._internal.execution.callback.WorkerGroupCallback",
