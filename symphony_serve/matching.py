@@ -52,8 +52,8 @@ class Expired(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
-    """What the matching knows of a model. stamp: grows with every offer; entries with another one are outdated.
+class _ModelState:
+    """What the matching knows of a model. stamp: grows with every offer; entries of heaps with another are outdated.
 
     pools: of the GPUs that hold it. That of all models is one of them.
     """
@@ -69,7 +69,7 @@ class Matching:
 
     def __init__(self, models: Iterable[str], gpus: GpuTable):
         self.gpus = gpus
-        self._models = {name: _Entry(self._pools(name)) for name in models}
+        self._models = {name: _ModelState(self._pools(name)) for name in models}
         #: (moment to send, latest, deadline, model, stamp) of offers that may not start yet.
         self._timers: list[tuple[float, float, float, str, int]] = []
         #: By pool, (latest, deadline, model, stamp) of its ready models.
@@ -77,7 +77,7 @@ class Matching:
 
     def add(self, model: str) -> None:
         """One more model makes offers."""
-        self._models[model] = _Entry(self._pools(model))
+        self._models[model] = _ModelState(self._pools(model))
 
     def remove(self, model: str) -> None:
         """The model makes no offer any more; what it has offered is void."""
@@ -92,34 +92,34 @@ class Matching:
         if self._ready.keys() == self.gpus.pools.keys():
             return
         self._ready = {models: [] for models in self.gpus.pools}
-        for name, entry in self._models.items():
-            entry.pools = self._pools(name)
-            if entry.ready and entry.offer is not None:
-                self._push_ready(name, entry.offer, entry)
+        for name, known in self._models.items():
+            known.pools = self._pools(name)
+            if known.ready and known.offer is not None:
+                self._push_ready(name, known.offer, known)
 
     def _pools(self, model: str) -> tuple[Held, ...]:
         return tuple(held for held in self.gpus.pools if held is None or model in held)
 
     def offer(self, model: str, offer: Offer | None, now: float) -> None:
         """The model's offer from now on, in the place of the one before."""
-        entry = self._models[model]
-        before, entry.offer = entry.offer, offer
+        known = self._models[model]
+        before, known.offer = known.offer, offer
         if offer == before:
             return
-        entry.stamp += 1
+        known.stamp += 1
         if offer is None:
-            entry.ready = False
-        elif entry.ready and offer.earliest <= now:
-            self._push_ready(model, offer, entry)  # No GPU was free for it, and none has become free since.
+            known.ready = False
+        elif known.ready and offer.earliest <= now:
+            self._push_ready(model, offer, known)  # No GPU was free for it, and none has become free since.
         else:
-            entry.ready = False
+            known.ready = False
             when = min(offer.earliest, offer.latest)
-            self._push(self._timers, (when, offer.latest, offer.deadline, model, entry.stamp))
+            self._push(self._timers, (when, offer.latest, offer.deadline, model, known.stamp))
 
-    def _push_ready(self, model: str, offer: Offer, entry: _Entry) -> None:
-        entry.ready = True
-        for held in entry.pools:
-            self._push(self._ready[held], (offer.latest, offer.deadline, model, entry.stamp))
+    def _push_ready(self, model: str, offer: Offer, known: _ModelState) -> None:
+        known.ready = True
+        for held in known.pools:
+            self._push(self._ready[held], (offer.latest, offer.deadline, model, known.stamp))
 
     def _push(self, heap: list[Any], entry: tuple[Any, ...]) -> None:
         if len(heap) > OUTDATED * (1 + len(self._models)):
@@ -182,9 +182,9 @@ class Matching:
         """The model of the first entry that is not outdated, with its offer."""
         while heap:
             model, stamp = heap[0][-2:]
-            entry = self._models[model]
-            if entry.stamp == stamp and entry.offer is not None:
-                return model, entry.offer
+            known = self._models[model]
+            if known.stamp == stamp and known.offer is not None:
+                return model, known.offer
             heapq.heappop(heap)
         return None
 
@@ -207,10 +207,10 @@ class Matching:
 
     def _withdrawn(self, due: Grant | Expired) -> Grant | Expired:
         """The same; the model has no offer any more."""
-        entry = self._models[due.model]
-        entry.offer = None
-        entry.stamp += 1
-        entry.ready = False
+        known = self._models[due.model]
+        known.offer = None
+        known.stamp += 1
+        known.ready = False
         return due
 
 

@@ -48,7 +48,7 @@ class ModelCount:
 
 
 class Simulation:
-    """A server and ``gpus`` GPUs, numbered from 0, which join at 0.
+    """A server and ``gpus`` GPUs, numbered from 0, which join at 0. Of ``server``, only `handle` is called.
 
     requests: in the order of arrival. warm_up, measured: seconds; requests that come before or after them are served
     but not counted.
@@ -85,6 +85,8 @@ class Simulation:
                 self._open += 1
                 self._tell(RequestArrived(request), request.arrival)
                 request = next(self._requests, None)
+            elif min(due, self._wake) == math.inf:
+                raise ServeError(f"{self._open} requests are neither answered nor refused, and nothing is to happen")
             elif due <= self._wake:
                 self._end_batch(*heapq.heappop(self._running))
             else:

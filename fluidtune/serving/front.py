@@ -79,7 +79,7 @@ class Front:
         path = request.scope["path"]
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
             raise HTTPError(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
-        asked = route(request.method, path, self._versions())
+        asked = route(request.method, path, self._version_names())
         if request.method != "POST":
             return self._shown(asked)
         slo, tensors = self._setting.slo_of(asked.model), asked.what == "infer"
@@ -147,7 +147,7 @@ class Front:
             raise HTTPError(404, "not_found", f"version {asked.version} of {asked.model} is not there any more")
         return versions.answering[asked.version].key
 
-    def _versions(self) -> dict[str, tuple[str, ...]]:
+    def _version_names(self) -> dict[str, tuple[str, ...]]:
         """Of each model, the versions that a request may name."""
         found: dict[str, tuple[str, ...]] = dict.fromkeys(self._names, ("1",))
         return {**found, self._names[0]: tuple(self._rollouts.versions.answering)}
@@ -282,9 +282,9 @@ class Front:
         if what == "server":
             return as_json(200, server_metadata())
         if what == "about":
-            versions, own_slo = self._versions(), self._controller.own_slo
+            named, own_slo = self._version_names(), self._controller.own_slo
             trials = [
-                {"trial": one.name, "value": one.value, "versions": versions[one.name], **own_slo(one.name)}
+                {"trial": one.name, "value": one.value, "versions": named[one.name], **own_slo(one.name)}
                 for one in self._setting.loading.trials
             ]
             return as_json(200, {"state": self._controller.doing, "slo_s": self._setting.slo, "trials": trials})
@@ -292,7 +292,7 @@ class Front:
             raise refused(self._controller.state, f"the models are not there yet: {self._controller.doing}")
         if what == "model":
             about = self._rollouts.answering[self._key(asked, "")]
-            return as_json(200, about.interface.metadata(name, self._versions()[name]))
+            return as_json(200, about.interface.metadata(name, self._version_names()[name]))
         return Response(self._controller.document, media_type="application/json")
 
     def _check_token(self, request: Request) -> None:

@@ -67,18 +67,18 @@ def operators_command(user: str, word: str, name: str) -> str:
 class Versions:
     """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went.
 
-    name, user: of the service, for the commands that its refusals name.
+    service, user: the name of the service and its user, for the commands that its refusals name.
     """
 
     serving: Version
     other: Version | None = None
     last: Version | None = None
-    name: str = ""
+    service: str = ""
     user: str = ""
 
     def command(self, word: str) -> str:
         """What an operator types about this service."""
-        return operators_command(self.user, word, self.name)
+        return operators_command(self.user, word, self.service)
 
     @property
     def phase(self) -> Phase:
@@ -186,7 +186,7 @@ def handle(versions: Versions, event: Event) -> Versions:
         return _move(versions, other)
     if isinstance(event, Rollback):
         if other is None:
-            said = f"only {versions.serving.said} of service {versions.name!r} is loaded"
+            said = f"only {versions.serving.said} of service {versions.service!r} is loaded"
             raise ServeError(f"{said}, so there is nothing to go back to; deploy one")
         if other.state != "kept":
             return replace(versions, other=None, last=replace(other, state="ended"))

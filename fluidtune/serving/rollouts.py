@@ -75,7 +75,7 @@ class Rollouts:
         self._setting, self._tell_log = setting, tell
         first, known = setting.loading.trials[0], setting.known
         serving = Version(1, first.name, setting.run, first, "serving")
-        self.versions = Versions(serving, name=known.name, user=known.user)
+        self.versions = Versions(serving, service=known.name, user=known.user)
         self._checkpoints = HeldCheckpoints(setting.folder, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}

@@ -168,6 +168,8 @@ def serve(
         raise FluidTuneError(f"memory is {memory!r}, and is for several models; give models, or leave it out")
     else:
         following = _following(results, top, metric, mode, follow) if follow is not None else None
+        if following is not None:
+            metric, mode = following.metric, following.mode
         trials = winners(results, top, metric, mode, running=follow is not None)
         placing, loading, run = None, Loading.of(load, trials, beside), run_directory(results)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
@@ -264,7 +266,8 @@ def _following(
     if top != 1:
         raise FluidTuneError(f"follow is for the best trial alone, and top is {top}; leave one of the two out")
     where = run_directory(results)
-    metric, mode = ranking(logged_in(where), metric, mode)
+    if metric is None or mode is None:
+        metric, mode = ranking(logged_in(where), metric, mode)
     if metric is None or mode is None:
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
     return Following(float(every), metric, mode)

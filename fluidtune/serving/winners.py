@@ -75,9 +75,10 @@ def winners(
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
     where = run_directory(results)
+    trials = _trials(where, results)
     # Who follows a search asks every few seconds, and knows all that its log says here.
     logged = Fold() if running and metric is not None and mode is not None else logged_in(where)
-    trials = _servable(where, results, running, logged)
+    trials = _servable(where, trials, running, logged)
     metric, mode = ranking(logged, metric, mode)
     if metric is None or mode is None:
         if isinstance(results, ResultGrid) and top == 1:
@@ -121,9 +122,8 @@ def _trials(where: str, results: ResultGrid | str | Path) -> list[Trial]:
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
 
 
-def _servable(where: str, results: ResultGrid | str | Path, running: bool, logged: Fold) -> list[Trial]:
-    """The trials of the run that count: see `winners`."""
-    trials = _trials(where, results)
+def _servable(where: str, trials: list[Trial], running: bool, logged: Fold) -> list[Trial]:
+    """Those of the run's trials that count: see `winners`."""
     found = [trial for trial in trials if trial.checkpoint is not None]
     if running or not _has_ended(logged, trials):
         found = [one for one in found if one.status == Trial.TERMINATED or (running and one.status != Trial.ERROR)]

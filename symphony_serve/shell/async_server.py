@@ -166,7 +166,7 @@ class AsyncServer(AbstractAsyncContextManager["AsyncServer"]):
             raise ServeError(f"{said}: every device has each model" if held is None else said)
 
     def _decides(self, models: Sequence[Model]) -> Any:
-        """The `Scheduler`; benchmarks put a `rival_servers.Server` here, of which nothing but `handle` is called."""
+        """The `Scheduler`, or a `benchmarks.rival_servers.Server`, of which nothing but `handle` is called."""
         return Scheduler(models, least_patience=LEAST_PATIENCE_S)
 
     # What users call.

@@ -59,17 +59,9 @@ class EveryBoundary(CommitStore):
         super().__init__(str(folder), files=LocalFiles())
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False, times: int = 1) -> bool:
-        made: list[Commit] = []
-
-        def once() -> Commit:
-            made.append(make())
-            return made[0]
-
-        if not force and self.at is not None:
-            made.append(make())
-            if made.pop().iteration not in self.at:
-                return False
-        return super().offer(once, force=True) and self.flush()
+        if not force and self.at is not None and make().iteration not in self.at:
+            return False
+        return super().offer(make, force=True) and self.flush()
 
 
 class Trial:

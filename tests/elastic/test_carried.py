@@ -113,11 +113,8 @@ class Own:
         vars(self).update(more)
 
 
-class Opaque:
+class Opaque(Own):
     __module__ = "elsewhere"
-
-    def __init__(self, **more):
-        vars(self).update(more)
 
 
 def drawn(generator, times):

@@ -32,11 +32,11 @@ def check_matching(matching: Matching, now: float) -> None:
     timed = {(model, stamp) for *_, model, stamp in matching._timers}
     assert matching._ready.keys() == matching.gpus.pools.keys(), "pools"
     waiting = {(model, held, stamp) for held, heap in matching._ready.items() for *_, model, stamp in heap}
-    for name, standing in matching._models.items():
-        entry = (name, standing.stamp)
-        assert (entry in timed) == (standing.offer is not None and not standing.ready), f"timer of {name}"
-        for held in standing.pools:
-            assert ((name, held, standing.stamp) in waiting) == standing.ready, f"ready entry of {name}"
+    for name, known in matching._models.items():
+        entry = (name, known.stamp)
+        assert (entry in timed) == (known.offer is not None and not known.ready), f"timer of {name}"
+        for held in known.pools:
+            assert ((name, held, known.stamp) in waiting) == known.ready, f"ready entry of {name}"
 
 
 def check_gpus(table: GpuTable, now: float) -> None:

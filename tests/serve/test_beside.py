@@ -33,26 +33,21 @@ class Beside:
 
     def __init__(self, profile: Profile, iteration: float):
         self._profile, self._iteration = profile, iteration
-        #: Since when the trial runs, one iteration after the other.
-        self._since = 0.0
+        #: When the last batch has ended: since then the trial runs, one iteration after the other.
+        self.now = 0.0
         #: Iterations that have ended, and seconds of batches.
         self.iterations, self.served = 0, 0.0
 
     def takes(self, batch: Dispatch) -> float:
         """Seconds from the batch's start, as the scheduler sees it, until its end."""
-        elapsed = batch.start - self._since
+        elapsed = batch.start - self.now
         ended = max(0, math.ceil((elapsed - SAME_MOMENT_S) / self._iteration))
         wait = max(0.0, ended * self._iteration - elapsed)
         seconds = self._profile.seconds(len(batch.requests))
         self.iterations += ended
         self.served += seconds
-        self._since = batch.start + wait + seconds
+        self.now = batch.start + wait + seconds
         return wait + seconds
-
-    @property
-    def now(self) -> float:
-        """When the last batch has ended."""
-        return self._since
 
 
 def served(policy, rate, beside, told=ITERATION_S):

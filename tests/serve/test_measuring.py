@@ -18,14 +18,6 @@ from symphony_serve.shell.device import LocalDevice
 HUGE = 10**400
 
 
-def test_a_linear_profile():
-    profile = Profile.linear(1.053, 5.072, 16)
-    assert profile.max_batch == 16
-    assert profile.seconds(1) == pytest.approx(6.125)
-    assert profile.seconds(16) == pytest.approx(21.92)
-    assert profile.seconds(17) == math.inf
-
-
 def test_the_largest_batch_within_a_time():
     profile = Profile.linear(1.0, 5.0, 8)
     assert [profile.largest(seconds) for seconds in (-1.0, 0.0, 5.9, 6.0, 9.5, 13.0, math.inf)] == [0, 0, 0, 1, 4, 8, 8]

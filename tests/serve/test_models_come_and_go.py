@@ -87,7 +87,7 @@ async def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
 
 
 async def test_a_server_takes_models_and_lets_them_go_when_their_requests_are_answered():
-    """Seen: `hopeless`, `profile` and two others ended with a KeyError for a model that is not served."""
+    """Seen: a KeyError of `hopeless`, `least_latency`, `profile` and `batching` for a model that is not served."""
     device = HeldDevice(*"ab")
     server = AsyncServer([quick("a")], [device])
     with pytest.raises(ServeError, match="device 0 has not the model c"):

@@ -206,7 +206,7 @@ def test_a_placement_that_cannot_be_is_refused(target):
 
 
 class Replacing(RuleBasedStateMachine):
-    """Rates, searches, loads, unloads and devices in any order, under the table of transitions."""
+    """Rates, searches, loads, unloads and devices in any order, as the page draws them."""
 
     @initialize(
         sizes=st.lists(st.integers(1, 4), min_size=4, max_size=4), memory=st.integers(4, 9), count=st.integers(1, 4)
@@ -222,7 +222,7 @@ class Replacing(RuleBasedStateMachine):
         before, self.state = self.state, None
         self.state, acts = handle(before, event)
         change = before.phase, self.state.phase, type(event).__name__
-        assert change[0] == change[1] or change in DRAWN
+        assert change[0] == change[1] or change in DRAWN, event
         for act in acts:
             if isinstance(act, Search):
                 self.searches.append((act.number, act.devices))

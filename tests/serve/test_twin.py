@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.serve import Trial, median_queueing, model, ours, simulate
 from benchmarks.serve_twin import MeasuredSimulation
+from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin import ModelCount
+from symphony_serve.twin import ModelCount, Simulation
 from tests.serve.driving import staggered
 
 TRIAL = Trial(2.0, 10.0, 1, 0.005)
@@ -39,3 +42,8 @@ class TestSimulation:
         assert median_queueing(outcome) == pytest.approx(1.5)
         assert outcome.busy == pytest.approx({0: 8.25 + 5.25, 1: 11.25, 2: 8.25})
         assert outcome.utilisation == pytest.approx(33.0 / 40.5)
+
+    def test_a_server_that_forgets_requests_is_found_out(self):
+        silent = SimpleNamespace(handle=lambda event, now: [])
+        with pytest.raises(ServeError, match="2 requests are neither"):
+            Simulation(silent, 1, iter(staggered("m", 2, 1.0, 5.0)), 0.0, 10.0).play()

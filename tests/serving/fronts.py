@@ -64,7 +64,7 @@ class Server:
 class Controller(ServiceController):
     """One that serves trial "t", whose inputs are numbers, with these parts. front: asks it."""
 
-    state, stopping, document = "serving", False, b""
+    state, stopping, document, placed = "serving", False, b"", None
 
     def __init__(self, setting, **parts):
         self._setting = setting

@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune import Checkpoint
 
 import fluidtune
+from fluidtune.report import read_events
 
 #: Inputs with which the model fails, and ends its process.
 FAILS, KILLS = -1, 13
@@ -42,6 +43,11 @@ def run(storage: Path) -> Path:
     """Run trials with factors 2, 3 and 0."""
     tuned(storage, "factors", train, factor=[2, 3, 0])
     return storage / "factors"
+
+
+def logged(run: Path):
+    """The events of the run's service."""
+    return read_events(run / "serving" / "fluid_events.jsonl")
 
 
 def factors(run: Path) -> dict[str, int]:

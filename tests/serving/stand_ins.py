@@ -133,11 +133,10 @@ async def settled():
         await asyncio.wait(work)
 
 
-def device(loads=True, happens=lambda key: None):
-    """A device of such processes. happens: is called with the key of a process that starts."""
+def device(loads=True):
+    """A device of such processes. loads: as of each, or what is called with its key."""
 
     def make(loading, changed):
-        happens(loading.trials[0].name)
         return FakeProcess(loading, changed, loads(loading.trials[0].name) if callable(loads) else loads)
 
     return Device(make)

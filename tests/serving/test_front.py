@@ -29,14 +29,16 @@ def many():
 
 
 @pytest.mark.parametrize(
-    ("count", "hopeless", "code", "reason", "after"),
+    ("count", "hopeless", "unavailable", "code", "reason", "after"),
     [
-        (0, None, "no_lease", "the service has no device now: waiting for a lease of a GPU", "5"),
-        (1, Reason.QUEUE_FULL, "queue_full", "too many requests wait before it", "1"),
+        (0, None, {}, "no_lease", "the service has no device now: waiting for a lease of a GPU", "5"),
+        (1, Reason.QUEUE_FULL, {}, "queue_full", "too many requests wait before it", "1"),
+        (1, None, {"t": "its files differ"}, "no_model_process", "model t is not loaded: its files differ", "5"),
     ],
 )
-async def test_what_cannot_be_answered_in_time_is_refused_unread(count, hopeless, code, reason, after):
+async def test_what_cannot_be_answered_in_time_is_refused_unread(count, hopeless, unavailable, code, reason, after):
     front = made(Server(hopeless=hopeless), count=count, waits="waiting for a lease of a GPU")
+    front.placed = SimpleNamespace(unavailable=unavailable, comes_in=lambda key: None)
     status, said, headers = await ask(front, body=None)
     assert (status, said) == (503, {"error": "refused", "code": code, "reason": reason})
     assert headers["Retry-After"] == after

@@ -28,7 +28,7 @@ from tests.drawings import changes_of, tried
 
 
 def first():
-    return Versions(Version(1, "a", "run", state="serving"), name="two digits", user="anna")
+    return Versions(Version(1, "a", "run", state="serving"), service="two digits", user="anna")
 
 
 def after(*events, versions=None):

@@ -43,11 +43,6 @@ def test_which_trials_are_served(finished):
             winners(finished, **given)
 
 
-def test_a_directory_that_is_no_run(tmp_path):
-    with pytest.raises(FluidTuneError, match="is no run's directory"):
-        winners(tmp_path)
-
-
 def test_a_port_that_is_taken(finished):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -96,8 +96,8 @@ BESIDE, SEVERAL = GIVEN | {"beside": True}, {"models": "none.toml"}
     ("given", "said"),
     [
         ({}, "give results, load and slo, or models"),
-        (GIVEN | {"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
         (GIVEN | {"slo": float("inf")}, "slo is inf, expected"),
+        (GIVEN | {"results": __file__, "follow": 1.0, "metric": "m", "mode": "max", "slo": 0.0}, "slo is 0.0, expe"),
         (GIVEN | {"slo": "0.2"}, "slo is '0.2', expected"),
         (GIVEN | {"max_batch": 2.5}, "max_batch is 2.5, expected 1 or more"),
         (GIVEN | {"max_body": 0}, "max_body is 0, expected bytes, 1 or more"),

@@ -11,11 +11,10 @@ import pytest
 import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
-from fluidtune.report import read_events
 from fluidtune.serving import capacity
 from tests.serve.driving import until
 from tests.serving.asking import ask, command
-from tests.serving.runs import FAILS, KILLS, load
+from tests.serving.runs import FAILS, KILLS, load, logged
 
 pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.serve]
 
@@ -30,10 +29,6 @@ def served(finished):
     assert logged(finished)[-1]["event"] == "serving_ended"
 
 
-def logged(finished):
-    return read_events(finished / "serving" / "fluid_events.jsonl")
-
-
 def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
     assert ask(served, 5) == (200, 15)
     assert [ask(served, 5, trial)[1] for trial in served.trials] == [15, 10]
@@ -43,8 +38,6 @@ def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
     ("body", "path", "method", "status", "said"),
     [
         ("[1]", "", "POST", 400, "the input is a list, expected number"),
-        ("1", "nobody", "POST", 404, "no model 'nobody' is served"),
-        ("1", "", "PUT", 405, "PUT / is not served"),
         (" " * (1 << 20) + "1", "", "POST", 413, "the body has more than 1048576 bytes; send less, or serve with"),
         (str(FAILS), "", "POST", 500, "the model failed: ValueError('a negative number')"),
     ],

@@ -14,13 +14,12 @@ from ray import tune
 import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.cluster.sharing.beside import LANE, Turn
-from fluidtune.report import read_events
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
 from tests.faults.serving import Clients, until
 from tests.serving import runs
 from tests.serving.asking import ask
-from tests.serving.runs import load
+from tests.serving.runs import load, logged
 from tests.tune.running import forks_ready
 from themis_bridge import JobInfo
 from themis_bridge.fairness import kinds_of
@@ -53,10 +52,6 @@ def clients(served):
     asking = Clients(int(served.url.rsplit(":", 1)[1].strip("/")))
     yield asking
     asking.end()
-
-
-def logged(finished):
-    return read_events(finished / "serving" / "fluid_events.jsonl")
 
 
 def held(app):

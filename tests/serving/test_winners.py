@@ -47,3 +47,10 @@ def test_which_trials_count(logged, there, running, served, tmp_path, monkeypatc
     assert room.winner_named(tmp_path, there[-1], "score").value is not None
     with pytest.raises(FluidTuneError, match=r"no trial 'none' in .* has a checkpoint"):
         room.winner_named(tmp_path, "none")
+
+
+def test_what_is_no_run_is_refused_as_that(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\n")
+    for path in (tmp_path, tmp_path / "train.py"):
+        with pytest.raises(FluidTuneError, match=f"{path} is no run's directory"):
+            room.winners(path)

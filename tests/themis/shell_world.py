@@ -48,7 +48,6 @@ class World:
     """See the module.
 
     cores: of each machine.
-    gives_back: whether tenants give each GPU back as soon as they know its group, so that leases change all the time.
     held: (app, GPU, token) of reservations that are there at the start.
     text: the books of an arbiter before this one.
     """
@@ -59,14 +58,12 @@ class World:
         path: Any,
         cores: Sequence[int] = (2,),
         settings: dict[str, Any] | None = None,
-        gives_back: bool = False,
         held: Iterable[tuple[str, str, int]] = (),
         text: str | None = None,
     ):
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
-        self._gives_back = gives_back
         self._settings = SETTINGS if settings is None else settings
         self.books = path / "books" / "head.json"
         #: Address of a machine -> its cores, how many of them something outside uses, and its node, if it is alive.
@@ -269,8 +266,6 @@ class World:
                 if isinstance(notice, Leave):
                     job.vacated(notice.gpu.id, notice.token)
                 assert not isinstance(notice, Lost) or notice.gpu.id not in job._agent.leases
-        for gpu, view in list(job._agent.leases.items()) if self._gives_back else ():
-            job.vacated(gpu, view.token)
         self.at(EXCHANGE_S, lambda: self._turn(name, job))
 
     def unused(self) -> set[str]:

@@ -112,10 +112,10 @@ class Followers:
         with self._lock:
             self.changed = bool(self.arrived)
 
-    def arrive(self, follower: Peer) -> None:
+    def arrive(self, peer: Peer) -> None:
         """Another one has come. Any thread."""
         with self._lock:
-            self.arrived.append(follower)
+            self.arrived.append(peer)
             self.changed = True
             self._waits_since, self.stall = time.perf_counter(), 0.0
 
@@ -295,6 +295,6 @@ class Followers:
     def close(self) -> None:
         """Let all of them go; idempotent."""
         self.closed = True
-        for follower in [*self.present, *self.arrived]:
-            follower.link.close()
+        for peer in [*self.present, *self.arrived]:
+            peer.link.close()
         self.present, self.arrived = [], []

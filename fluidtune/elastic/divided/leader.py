@@ -130,11 +130,11 @@ class DataParallelLeader:
         if group:
             self._pair(link, connection, group)
         link.send("welcome")
-        follower = Peer(name, link, self.followers)
+        peer = Peer(name, link, self.followers)
         with self.followers.turn():
             for calls in list(self._calls):
-                calls.introduce(follower)
-            self.followers.arrive(follower)
+                calls.introduce(peer)
+            self.followers.arrive(peer)
         self._begin_look()
 
     def _pair(self, link: Link, connection: socket.socket, group: str) -> None:
