@@ -91,7 +91,6 @@ def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path
 OPEN, SHUT = ("", 0o777, GcsNodeInfo.ALIVE), ("sockets/raylet", 0o444, GcsNodeInfo.ALIVE)
 
 
-@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(
     ("nodes", "refused"),
     [
@@ -103,12 +102,7 @@ OPEN, SHUT = ("", 0o777, GcsNodeInfo.ALIVE), ("sockets/raylet", 0o444, GcsNodeIn
     ],
 )
 def test_one_of_another_unix_user(
-    nodes: list[tuple[str, int, int]],
-    refused: bool,
-    named: bool,
-    alone: Path,
-    silent: str,
-    monkeypatch: pytest.MonkeyPatch,
+    nodes: list[tuple[str, int, int]], refused: bool, alone: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: Ray ended the process by SIGABRT; one's own was refused, as another's Ray had begun after it."""
     infos = {-1: GcsNodeInfo(raylet_socket_name="raylet"), -2: GcsNodeInfo(raylet_socket_name="/none/sockets/raylet")}
@@ -125,11 +119,12 @@ def test_one_of_another_unix_user(
         return Mock(get_all_node_info=lambda: infos)
 
     monkeypatch.setattr(cluster_address, "GcsClient", client)
-    (alone / "ray_current_cluster").write_text("127.0.0.1:1" if named else silent)
-    monkeypatch.setenv("RAY_ADDRESS", silent if named else "")
-    for ask in (cluster_of_jobs, refuse_unjoinable):
-        with pytest.raises(FluidTuneError, match="another Unix user runs it, and 0 ") if refused else nullcontext():
-            ask()
+    for found, named in ((silent, ""), ("127.0.0.1:1", silent)):
+        (alone / "ray_current_cluster").write_text(found)
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        for ask in (cluster_of_jobs, refuse_unjoinable):
+            with pytest.raises(FluidTuneError, match="another Unix user runs it, and 0 ") if refused else nullcontext():
+                ask()
 
 
 @pytest.mark.ray
