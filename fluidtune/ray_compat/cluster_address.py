@@ -24,18 +24,21 @@ from fluidtune.errors import FluidTuneError
 CONNECT_S, ANSWER_S = 1.0, 3.0
 #: What Ray says where there is no token, or a cluster's is another one (its gRPC status, and its own words).
 _NO_TOKEN = ("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError")
-
-
-#: What each process of a job writes to in the session's folder of its node. Without one of them Ray ends the process.
-_WRITTEN = ("artifacts", "logs/events", "logs/export_events", "sockets/plasma_store", "sockets/raylet")
+#: What each process of a job needs of the session's folder of its node. Without one of them Ray ends the process.
+_NEEDED = {
+    os.X_OK: ("", "logs", "sockets"),
+    os.W_OK | os.X_OK: ("artifacts", "logs/events", "logs/export_events"),
+    os.W_OK: ("sockets/plasma_store", "sockets/raylet"),
+}
+_OF_ANOTHER_USER = "another Unix user runs it, and "
 
 
 def closed(session: Path) -> str | None:
     """Why this Unix user cannot join the node of this machine with this session's folder. None: it can."""
-    shut = [name for name in _WRITTEN if os.path.exists(path := session / name) and not os.access(path, os.W_OK)]
-    if not shut:
+    needed = ((session / name, mode) for mode, names in _NEEDED.items() for name in names)
+    if all(os.access(path, mode) for path, mode in needed if os.path.exists(path)):
         return None
-    return f"another Unix user runs it, and {session} is not open to this one: see `fluidtune docs security`"
+    return f"{_OF_ANOTHER_USER}{session} is not open to this one: see `fluidtune docs security`"
 
 
 def of_token(told: str) -> str | None:
@@ -56,13 +59,13 @@ def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lam
     try:
         at = at or read_ray_address()
         scheme, is_url, _ = (at or "").partition("://")
-        if is_url and scheme != "ray":
+        if scheme in ("http", "https"):
             raise ValueError(f"{scheme}:// addresses are for `ray job` alone")
         found = at if at is None or is_url else canonicalize_bootstrap_address(at)
     except (ValueError, OSError) as error:
         remedy = "give HOST:PORT of the head node, such as 10.0.0.1:6379"
         raise FluidTuneError(f"there is no Ray cluster at {_named(address, at)}: {error}; {remedy}") from None
-    if found is None or is_url:  # Ray Client's addresses are for Ray to ask
+    if found is None or is_url:  # such addresses are for Ray to ask
         return found
     _reach(found, _named(address, found), None if named else get_ray_address_file(None))
     told = _answer(found, not named, meanwhile)
@@ -71,22 +74,33 @@ def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lam
     return found
 
 
-def refuse_ended(temp_dir: str | None = None) -> None:
-    """Raise FluidTuneError where a cluster that ``ray.init()`` finds by itself has ended, or is another user's.
+def refuse_unjoinable(temp_dir: str | None = None) -> None:
+    """Raise FluidTuneError where the cluster that ``ray.init()`` would join has ended, or is another user's.
 
-    It has ended where it refuses connections. One that takes them may be slow, and one that RAY_ADDRESS names may be
-    about to start: Ray waits for both.
+    It has ended where Ray has found its address, and it refuses connections. One that takes them may be slow, and one
+    that RAY_ADDRESS names may be about to start: Ray waits for both.
     """
-    found = None if os.environ.get("RAY_ADDRESS") else read_ray_address(temp_dir)
-    if found is not None:
-        file = get_ray_address_file(temp_dir)
-        _reach(found, found, file, patient=True)
-        if shut := closed(Path(file).with_name("session_latest")):
-            raise FluidTuneError(f"the Ray cluster at {found} cannot be joined: {shut}")
+    named, found = os.environ.get("RAY_ADDRESS"), None
+    with contextlib.suppress(ValueError, OSError):  # Ray says what is wrong with an address
+        if not named:
+            found = read_ray_address(temp_dir)
+        elif "://" not in named:
+            found = canonicalize_bootstrap_address(named)
+    if found is None:
+        return
+    try:
+        _reach(found, found, None if named else get_ray_address_file(temp_dir))
+    except FluidTuneError as error:
+        if named or not isinstance(error.__context__, ConnectionRefusedError):
+            return
+        raise
+    told = _answer(found, not named, lambda: None)
+    if told is not None and told.startswith(_OF_ANOTHER_USER):
+        raise FluidTuneError(f"the Ray cluster at {_named('auto', found)} cannot be joined: {told}")
 
 
-def _reach(found: str, named: str, file: str | None, patient: bool = False) -> None:
-    """Raise FluidTuneError where nothing takes connections, or refuses them (``patient``).
+def _reach(found: str, named: str, file: str | None) -> None:
+    """Raise FluidTuneError where nothing takes connections.
 
     ``file``: where Ray has read the address; None: a user has given it.
     """
@@ -94,8 +108,6 @@ def _reach(found: str, named: str, file: str | None, patient: bool = False) -> N
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
-        if patient and not isinstance(error, ConnectionRefusedError):
-            return
         remedy = f"it has ended; delete {file}, where Ray finds its address" if file else "start it, or name another"
         raise FluidTuneError(f"the Ray cluster at {named} does not answer ({error}): {remedy}") from None
 
@@ -160,8 +172,10 @@ def _ask(address: str, write: int, found_by_ray: bool) -> NoReturn:
                 setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             setup.ensure_token_if_auth_enabled(create_token_if_missing=False)  # without one the client ends the process
         nodes = GcsClient(address=address).get_all_node_info().values()
-        sessions = {Path(node.raylet_socket_name).parents[1] for node in nodes if node.raylet_socket_name}
-        said = next(filter(None, map(closed, sessions)), "welcome")
+        sockets = (Path(node.raylet_socket_name).parents for node in nodes if node.state == node.ALIVE)
+        sessions = {folders[1] for folders in sockets if len(folders) > 1}
+        shut = [closed(session) for session in sessions if os.path.exists(session)]
+        said = str(shut[0]) if shut and all(shut) else "welcome"
     except BaseException as error:  # whatever it is, the parent says it
         said = f"{type(error).__name__}: {error}"
     os.write(write, said.encode()[: 1 << 15])

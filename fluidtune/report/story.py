@@ -346,8 +346,9 @@ class _Teller:
     def _on_trial_ended(self, event: EventDict) -> None:
         ending, words = event["ending"], words_of(event)
         if ending == "paused":
-            left = "left its devices" if self._note.before.devices else "waits no more"
-            text = f"{left}{_with(event)}" if words else "was paused by Tune"
+            held = self._note.before.devices
+            by_tune = not words or (not held and remedy_of(event))
+            text = "was paused by Tune" if by_tune else f"{'left its devices' if held else 'was paused'}{_with(event)}"
         else:
             failed = "was refused" if remedy_of(event) else "failed"
             text = f"{failed if ending == 'failed' else 'was stopped'}{_with(event)}"

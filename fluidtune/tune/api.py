@@ -25,7 +25,7 @@ from fluidtune.device_kinds import KINDS
 from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.memory_trim import one_heap
-from fluidtune.ray_compat.cluster_address import refuse_ended
+from fluidtune.ray_compat.cluster_address import refuse_unjoinable
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, folder_of, run_config, tune_config
 from fluidtune.tune import extension
 from fluidtune.tune.executor import FluidExecutor
@@ -200,7 +200,7 @@ def _ready(executor: FluidExecutor) -> None:
         if os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1":  # Tune starts none then, and says so
             return
         one_heap()
-        refuse_ended()
+        refuse_unjoinable()
         with ray_starts(executor, {}):
             ray.init()
     spec = DeviceSpec.parse(executor.devices)

@@ -89,11 +89,11 @@ def around_init(executor: FluidExecutor | None) -> None:
     def starting(address: str | None = None, **kwargs: Any) -> Any:
         if address not in (None, "local") or ray.is_initialized():
             return init(address, **kwargs)
-        from fluidtune.ray_compat.cluster_address import refuse_ended
+        from fluidtune.ray_compat.cluster_address import refuse_unjoinable
         from fluidtune.tune import api
 
         if address is None:
-            refuse_ended(kwargs.get("_temp_dir"))
+            refuse_unjoinable(kwargs.get("_temp_dir"))
         with api.ray_starts(executor or api.FluidExecutor(), kwargs.get("runtime_env") or {}):
             return init(address, **kwargs)
 

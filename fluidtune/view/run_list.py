@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,11 @@ class RunList:
         """
         found = []
         for key, log in self.logs().items():
-            with suppress(OSError):  # it was deleted a moment ago
-                found.append(self._glance(key, log, log.stat()))
+            try:
+                there = log.stat()
+            except OSError:  # it was deleted a moment ago
+                continue
+            found.append(self._glance(key, log, there))
         return found
 
     def _glance(self, key: str, log: Path, there: os.stat_result) -> dict[str, Any]:

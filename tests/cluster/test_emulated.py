@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -23,30 +22,6 @@ from tests.salus.processes import as_another_user
 def emulation(tmp_path: Path) -> Emulation:
     (tmp_path / "board").mkdir()
     return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4, resize=0.0), str(tmp_path / "board"))
-
-
-def elsewhere(board: str, device: int, then: str = "input()") -> subprocess.Popen:
-    """Another process on the device, which is there when this returns."""
-    board_class = "from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard"
-    code = f"{board_class}; OccupancyBoard({board!r}).enter({device}); print(1, flush=True)"
-    process = subprocess.Popen([sys.executable, "-c", f"{code}; {then}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline()
-    return process
-
-
-@pytest.mark.slow
-def test_neighbours_see_each_other_and_a_killed_one_is_gone(emulation: Emulation):
-    board = OccupancyBoard(emulation.board)
-    board.enter(1)
-    assert (board.count(0), board.count(1)) == (0, 1)
-    other = elsewhere(emulation.board, 1)
-    assert board.count(1) == 2
-    other.kill()
-    other.wait()
-    assert board.count(1) == 1
-    board.leave(1)
-    board.leave(1)
-    assert board.count(1) == 0
 
 
 class Place:

@@ -97,11 +97,16 @@ def test_followers_count_from_the_next_look_on_and_until_they_go(group: Group) -
     assert leader.facts().width == 2
     other = group.attached(2)
     assert leader.placement() == ((3,), 1)
+    group.board.enter(1)
+    assert group.board.count(1) == 2
     one.kill()
     one.join()
     assert leader.placement() == ((2,), 1)
     leader.begin_iteration()
-    assert leader.facts().width == 2 and group.board.count(1) == 0
+    assert leader.facts().width == 2 and group.board.count(1) == 1
+    for _ in range(2):
+        group.board.leave(1)
+        assert group.board.count(1) == 0
     leader.leave()
     other.join(60)
     assert other.exitcode == 0 and group.board.count(2) == 0

@@ -7,14 +7,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.cluster_address import cluster_of_jobs, join, refuse_ended
+from fluidtune.ray_compat import cluster_address
+from fluidtune.ray_compat.cluster_address import cluster_of_jobs, join, refuse_unjoinable
 
 
 @pytest.fixture
@@ -43,12 +47,13 @@ def test_one_that_has_ended_or_hangs(
     by: str, silent: str, alone: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = {
-        silent: "answers no client within 3 s",
+        silent: "answers no client within 0.5 s",
         "127.0.0.1:1": "does not answer (",
         "x:1:2": " Ray cluster at x:1:2",
         "http://h:1": " at http://h:1",  # Seen: "at auto", and no remedy.
     }
     done: list[str] = []
+    monkeypatch.setattr(cluster_address, "ANSWER_S", 0.5)
     for address, words in said.items():
         if by != "--address":
             (alone / "ray_current_cluster").write_text(address)
@@ -63,12 +68,13 @@ def test_one_that_has_ended_or_hangs(
         assert (f"delete {alone / 'ray_current_cluster'}," in str(found.value)) == ended
         if ended and address == "127.0.0.1:1":
             with pytest.raises(FluidTuneError, match="it has ended; delete"):
-                refuse_ended()
+                refuse_unjoinable()
         else:
-            refuse_ended()
+            refuse_unjoinable()
     assert done == [said[silent]]
     assert capfd.readouterr() == ("", "")
-    assert cluster_of_jobs("ray://h:1") == "ray://h:1", "Ray Client's addresses are for Ray to ask"
+    for address in ("ray://h:1", "a.module://h"):
+        assert cluster_of_jobs(address) == address, "such addresses are for Ray to ask"
 
 
 @pytest.mark.parametrize("file", ["", "/nowhere"])
@@ -82,15 +88,43 @@ def test_a_token_that_is_missing_is_named(file: str, silent: str, tmp_path: Path
     assert (token if has_tokens else "answers no client within 3 s") in done.stderr.decode()
 
 
-def test_one_of_another_unix_user(alone: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen: Ray ended the process by SIGABRT."""
-    (alone / "ray_current_cluster").write_text(silent)
-    (alone / "session_latest/sockets").mkdir(parents=True)
-    (alone / "session_latest/sockets/raylet").touch()
-    refuse_ended()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(FluidTuneError, match="another Unix user runs it, and"):
-        refuse_ended()
+OPEN, SHUT = ("", 0o777, GcsNodeInfo.ALIVE), ("sockets/raylet", 0o444, GcsNodeInfo.ALIVE)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "refused"),
+    [
+        ([SHUT], True),
+        ([("", 0o666, GcsNodeInfo.ALIVE)], True),
+        ([("artifacts", 0o666, GcsNodeInfo.ALIVE)], True),
+        ([SHUT, OPEN], False),
+        ([SHUT, (*OPEN[:2], GcsNodeInfo.DEAD)], True),
+    ],
+)
+def test_one_of_another_unix_user(
+    nodes: list[tuple[str, int, int]], refused: bool, alone: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: Ray ended the process by SIGABRT; one's own was refused, as another's Ray had begun after it."""
+    infos = {-1: GcsNodeInfo(raylet_socket_name="raylet"), -2: GcsNodeInfo(raylet_socket_name="/none/sockets/raylet")}
+    monkeypatch.chdir(alone.parent)  # what is above it is root's alone
+    alone.parent.chmod(0o755)
+    for number, (path, mode, state) in enumerate(nodes):
+        Path(f"{number}/{path}").mkdir(parents=True)
+        Path(f"{number}/{path}").chmod(mode)
+        infos[number] = GcsNodeInfo(raylet_socket_name=f"{number}/sockets/raylet", state=state)
+
+    def client(address: str) -> Mock:
+        if os.getuid() == 0:  # in the child that asks
+            os.setuid(65534)
+        return Mock(get_all_node_info=lambda: infos)
+
+    monkeypatch.setattr(cluster_address, "GcsClient", client)
+    for found, named in ((silent, ""), ("127.0.0.1:1", silent)):
+        (alone / "ray_current_cluster").write_text(found)
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        for ask in (cluster_of_jobs, refuse_unjoinable):
+            with pytest.raises(FluidTuneError, match="another Unix user runs it, and 0 ") if refused else nullcontext():
+                ask()
 
 
 @pytest.mark.ray

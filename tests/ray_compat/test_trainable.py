@@ -15,11 +15,6 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune.ray_compat import trainable as compat
 
 
-def test_the_environment_that_trials_get_is_where_we_read_it() -> None:
-    old = {"RAY_CHDIR_TO_TRIAL_DIR", "RAY_TRAIN_V2_ENABLED"}
-    assert old | {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(compat.ENV_VARS_TO_PROPAGATE)
-
-
 def test_a_trainable_counts_on_from_what_it_is_given() -> None:
     trainable = Trainable.__new__(Trainable)
     compat.set_progress(trainable, 7, 2.5)

@@ -163,9 +163,25 @@ def test_what_a_trial_waits_for_and_why_it_was_refused() -> None:
         "It waits: Tune paused it, and b of its group did not. What can be done: its alg"
     )
     assert not told(events, "b")[-1].startswith("It waits")
-    ends = {**ended(3, "d", "paused"), "reason": "its driver ends"}  # Seen: it "left its devices", and had none.
-    lines = told([added(2, "d"), ends, over(4), begin(9, 1)], "d")[2:4]
-    assert lines[0] == "1 s waits no more: its driver ends" and "5 s after the one before it ended" in lines[1]
+    ends = {**ended(3, "d", "paused"), "reason": "its driver ends"}
+    assert "5 s after the one before it ended" in told([added(2, "d"), ends, over(4), begin(9, 1)], "d")[3]
+
+
+SUSPENDED = ev(2, "trial_suspended", trial="a", reason="its worker died")
+LOST = ev(2, "device_lost", device=0, reason="its node died")
+
+
+@pytest.mark.parametrize(
+    ("before", "fields", "words"),
+    [
+        ([SUSPENDED], cause(because(Reason.PAUSED)), "was paused by Tune"),
+        ([starts(1, "a", 0), LOST], {"reason": "device 0 was lost"}, "was paused: device 0 was lost"),
+        ([], {"reason": "its driver ends"}, "was paused: its driver ends"),
+    ],
+)
+def test_a_trial_that_is_paused_without_a_device(before: list[EventDict], fields: dict[str, Any], words: str) -> None:
+    """Seen: it "left its devices", and had none; it "waits no more", and waited again."""
+    assert f"3 s {words}" in told([begin(0, 1), added(0, "a"), *before, {**ended(3, "a", "paused"), **fields}])
 
 
 def test_a_long_wait_tells_each_reason_also_those_in_its_middle() -> None:

@@ -183,13 +183,16 @@ def test_a_narrow_terminal_shows_states_whole_and_ids_at_their_end(width: int) -
         ("free", "another node", "gone", "unknown"),  # its file system may pass no locks on
         ("free", "this one", "gone", "died"),
         ("none", "this one", "here", "lives"),
+        ("free", "this one", "over", "ended"),
+        ("held", "this one", "over", "lives"),  # `Tuner.restore` has written nothing yet
     ],
 )
 def test_whether_a_driver_lives_is_said_alike(lock: str, where: str, process: str, state: str, tmp_path: Path) -> None:
     """Seen: "running for 64.4 s" of a run whose driver had been killed a minute before."""
-    machine, pid = this_machine() if where == "this one" else where, GONE if process == "gone" else os.getpid()
+    machine, pid = this_machine() if where == "this one" else where, os.getpid() if process == "here" else GONE
     start, waits = begin(time.time(), 1, pid=pid, machine=machine), because(Reason.DEVICES_BUSY).as_fields()
     events = [start, added(time.time(), "a"), ev(time.time(), "trial_waits", line=1, trials=["a"], **waits)]
+    events += [over(time.time())] * (process == "over")
     log, out = written(tmp_path / "run", events), io.StringIO()
     held = hold(log.parent)
     {"held": lambda: None, "free": held.let_go, "none": held.close}[lock]()
@@ -198,9 +201,10 @@ def test_whether_a_driver_lives_is_said_alike(lock: str, where: str, process: st
     page, died = FollowedRun(log), RunList(tmp_path).glances()[0]["died"]
     story = page.story("a")
     assert driver_state(log, Fold(events).last_driver) == state and "\x1b" not in out.getvalue()
-    assert page.as_dict()["state"] == ("died" if died else "running")
+    assert page.as_dict()["state"] == ("ended" if process == "over" else "died" if died else "running")
     assert (story["head"], story["end"]) == (why["head"], why["end"]), "the page's story is that of `fluidtune why`"
-    assert {not story["end"], died} == {state == "died"}
+    assert [text for *_, text in story["told"]] == [each["text"] for each in why["entries"]]
+    assert bool(story["end"]) == (process != "over" and not died) and died == (state == "died")
     assert (f"test: its driver, process {pid}, died after" in out.getvalue()) == died
     assert ("\n0 of 1 device busy when it died\n" in out.getvalue()) == died
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.run_logs import find_log
+from fluidtune.view import run_list
 from fluidtune.view.run_list import KEPT, RunList
 from tests.report.makers import added, begin, over, random_run, written
 from tests.report.test_summary import by_hand
@@ -79,7 +81,7 @@ def test_runs_that_go_on_are_read_on(tmp_path: Path) -> None:
     assert runs.run("a") is not kept  # what has ended is let go of
 
 
-def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
+def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = RunList(storage(tmp_path, "ab"))
     for name in ("pipe", "folder", "nothing"):
         (tmp_path / name).mkdir()
@@ -90,6 +92,9 @@ def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
     assert find_log(str(tmp_path), newest=True).parent.name == "a"
     assert find_log(str(tmp_path / "b"), newest=True).parent.name == "b"
     assert [each["key"] for each in runs.glances()] == list("ab")
+    monkeypatch.setattr(run_list, "driver_state", Mock(side_effect=OSError("too many files")))
+    with pytest.raises(OSError, match="too many files"):  # Seen: the run was left out.
+        runs.glances()
 
 
 def test_where_there_are_no_runs_a_line_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

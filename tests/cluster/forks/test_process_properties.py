@@ -65,8 +65,11 @@ sys.exit(7)
 
 
 def test_a_forked_process_finds_what_a_new_one_has(packages, serve, tmp_path):
-    modules = ["torch", "torch._dynamo", "numpy", "pandas", "sklearn", "matplotlib.pyplot"]
-    served, script, own = serve(packages(), *modules), tmp_path / "program.py", {"A": "1", "C": "1"}
+    # Seen: a package that asked for the place of temporary files at its import had decided it for all processes.
+    asks = packages(asks="import tempfile\ntempfile.gettempdir()\n")
+    modules = ["asks", "torch", "torch._dynamo", "numpy", "pandas", "sklearn", "matplotlib.pyplot"]
+    served, script = serve(asks, *modules), tmp_path / "program.py"
+    own = {"A": "1", "C": "1", "TMPDIR": str(tmp_path)}
     script.write_text(PROGRAM)
     forked = served.start(script, "x", "y z", environment=own)
     new = [sys.executable, str(script), "x", "y z"]
