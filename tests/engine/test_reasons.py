@@ -119,7 +119,7 @@ SEARCHES: dict[Reason, tuple[dict[int, float], str]] = {
 #: Of each wait of the engine's: an engine, its events, and a part of what is said of why the last trial waits.
 WAITS: dict[Reason, tuple[Callable[[], Bench], list[m.Event], str]] = {
     Reason.DEVICES_BUSY: (lambda: Bench(1), [plain("a"), plain("b"), plain("c")], "hold all devices"),
-    Reason.SEARCH_OVER: (lambda: Bench(1, max_packing=None, search_limit=1), [plain("a"), plain("b")], "ended at 1"),
+    Reason.SEARCH_OVER: (lambda: Bench(1, max_packing=None, search_limit=1), [plain("a"), plain("b")], "at most 1 may"),
     Reason.NO_DEVICE: (Bench, [plain("a")], "the job has no device"),
     Reason.DEVICES_LEAVING: (
         lambda: Bench(1),
