@@ -212,7 +212,6 @@ class EngineMachine(RuleBasedStateMachine):
         name = live[pick % len(live)]
         self.stop(self.trials[name], "paused" if ending == "paused" else "ended")
         self.send(m.TrialEnded(name, ending))
-        assert not self.trials[name].held
 
     @precondition(lambda self: len(self.those("running", "waiting")) > 1 and self.those("running"))
     @rule(pick=PICK, seconds=SECONDS, grown=st.booleans())
@@ -374,11 +373,9 @@ class EngineMachine(RuleBasedStateMachine):
             view = self.engine.trial(name)
             assert view.status == trial.status, name
             assert view.devices == trial.on, name
-            assert bool(trial.on) == (trial.status in ("running", "suspending"))
             for device in trial.held:
                 tenants[device].append(name)
         assert {d: sorted(t) for d, t in holders(self.engine).items()} == {d: sorted(t) for d, t in tenants.items()}
-        assert set(self.engine.waiting) == set(self.those("waiting"))
 
     @invariant()
     def nothing_idles_that_could_start(self):
@@ -411,11 +408,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def limits_hold(self):
-        running = [self.trials[name] for name in self.those("running", "suspending")]
-        assert sum(trial.group == "three" for trial in running) <= 3
-        for trial in running:
-            if len(trial.held) > 1:
-                assert trial.grows or trial.asked == len(trial.held)
+        assert sum(self.trials[name].group == "three" for name in self.those("running", "suspending")) <= 3
 
     def teardown(self):
         """With enough devices and everybody ending in turn, every trial starts and all is given back."""
