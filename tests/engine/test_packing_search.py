@@ -67,6 +67,8 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
             break
     assert [i.trial for i in gone] == ["t2"]
     assert devices.bench.engine.c == 1
+    heard = {why.reason.label for _, _, why in devices.bench.engine.new_waits()}
+    assert heard == ({"search_over"} if slower < 3 else set())
     devices.move("t2")
     if slower > 3:
         devices.move(devices.until_suspended())  # one very slow iteration may be an accident, so that it is tried again

@@ -159,16 +159,6 @@ def test_each_wait_has_a_reason_that_is_said_once(reason: Reason) -> None:
     assert bench.engine.new_waits() == []
 
 
-def test_a_wait_for_another_reason_is_said() -> None:
-    bench = Bench(1)
-    bench(plain("a"), plain("b"))
-    bench(m.DeviceLost(0))
-    assert {name: why.reason for name, why in waits(bench).items()} == dict.fromkeys("ab", Reason.NO_DEVICE)
-    bench(m.DeviceGained(1))
-    ((_, new, why),) = bench.engine.new_waits()
-    assert (new, why.reason) == ([], Reason.DEVICES_BUSY), "said of the line, whose trials are known"
-
-
 @pytest.mark.parametrize("reason", SCENARIOS, ids=lambda reason: reason.label)
 def test_each_reason_comes_about_and_says_what_decided(reason: Reason) -> None:
     made, events, words = SCENARIOS[reason]
