@@ -212,6 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = live[pick % len(live)]
         self.stop(self.trials[name], "paused" if ending == "paused" else "ended")
         self.send(m.TrialEnded(name, ending))
+        assert not self.trials[name].held
 
     @precondition(lambda self: len(self.those("running", "waiting")) > 1 and self.those("running"))
     @rule(pick=PICK, seconds=SECONDS, grown=st.booleans())
@@ -311,6 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.refused.add(name)
         event = m.ResizeFailed(name, trial.on) if how == "failed" else m.Resized(name, trial.on)
         self.send(event)
+        assert set(trial.on) <= set(trial.held)
 
     @precondition(lambda self: self.those("running", "waiting"))
     @rule(pick=PICK, kind=KINDS)
@@ -372,9 +374,11 @@ class EngineMachine(RuleBasedStateMachine):
             view = self.engine.trial(name)
             assert view.status == trial.status, name
             assert view.devices == trial.on, name
+            assert bool(trial.on) == (trial.status in ("running", "suspending"))
             for device in trial.held:
                 tenants[device].append(name)
         assert {d: sorted(t) for d, t in holders(self.engine).items()} == {d: sorted(t) for d, t in tenants.items()}
+        assert set(self.engine.waiting) == set(self.those("waiting"))
 
     @invariant()
     def nothing_idles_that_could_start(self):
@@ -407,7 +411,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def limits_hold(self):
-        assert sum(self.trials[name].group == "three" for name in self.those("running", "suspending")) <= 3
+        running = [self.trials[name] for name in self.those("running", "suspending")]
+        assert sum(trial.group == "three" for trial in running) <= 3
+        for trial in running:
+            if len(trial.held) > 1:
+                assert trial.grows or trial.asked == len(trial.held)
 
     def teardown(self):
         """With enough devices and everybody ending in turn, every trial starts and all is given back."""
@@ -430,6 +438,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not waiting, f"never started: {waiting}"
         assert not self.engine.held_devices() and not self.engine.waiting
         assert self.engine.idle_devices == tuple(sorted(self.nodes))
+        assert not any(trial.held for trial in self.trials.values())
 
 
 EngineMachine.TestCase.settings = settings(
