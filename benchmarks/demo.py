@@ -118,13 +118,14 @@ def main() -> None:
     shutil.copy(ours / EVENT_LOG_NAME, out)
     fold = fold_of(out)
     pictures = write_report(fold, summarise(fold), out)
+    _, utilisation = pictures
     records = {"FluidTune": fluid_iterations(read_events(ours / EVENT_LOG_NAME))}
     if "stock Ray Tune" in seconds:
         records["stock Ray Tune"] = stock_iterations(stock)
     in_iterations = [
         events_from_tune_results(of, devices=cores, run="time in iterations", kind="cpu") for of in records.values()
     ]
-    beside_png(in_iterations[0], next(iter(in_iterations[1:]), None), out / "utilisation.png")
+    beside_png(in_iterations[0], next(iter(in_iterations[1:]), None), utilisation)
 
     table = Table(title=f"HyperBand on handwritten digits, {cores} cores")
     for column in ("", "seconds, start-up included", "best accuracy"):

@@ -142,8 +142,8 @@ def utilisations(keep: Path, sides: Iterable[str], devices: int, out: Path | Non
     if out is not None:
         shutil.copy(keep / OURS / EVENT_LOG_NAME, out)
         fold = fold_of(out)
-        write_report(fold, summarise(fold), out)
-        beside_png(events[OURS], events.get("stock"), out / "utilisation.png")
+        _, utilisation = write_report(fold, summarise(fold), out)
+        beside_png(events[OURS], events.get("stock"), utilisation)
     return {name: held_part(occupancy_of(found)) for name, found in events.items()}
 
 

@@ -44,7 +44,7 @@ class Profile:
         packed: seconds per iteration of each of p >= 2 trials on one device. If p is missing, the trials beyond the
             nearest p below are taken to take turns with the others.
         memory: the part of a device's memory that one trial needs, 0 (none) to 1.
-        resize: seconds for which a growth stops the trial. Those of a real run stop none.
+        resize: seconds for which a growth stops the trial; 0 as in real runs. The engine does not reckon with it.
         source: where the times are from.
 
     Raises:

@@ -127,6 +127,10 @@ class PackingSearch:
             return self.limit
         return max(1, min(self.limit, int(MEMORY / self.memory + ROUNDING)))
 
+    def ended(self, c: int) -> bool:
+        """Whether ``c`` grows no more: the search is over, or a device may hold no more by ``limit`` or its memory."""
+        return self.over or c >= (self.limit if self.memory is None else self.ceiling)
+
     def record_memory(self, memory: float) -> None:
         """A trial needs this part of a device's memory."""
         self.memory = max(self.memory or 0.0, memory)

@@ -89,8 +89,8 @@ def why_waits(state: State, line: Line) -> tuple[Reason, dict[str, float]]:
         return Reason.KEPT_IDLE, {}
     if state.sharing is not None and table.has_open():
         return Reason.NO_ROOM, {}
-    if search is not None and (search.over or state.c >= search.limit):
-        return Reason.SEARCH_OVER, {"limit": state.c}
+    if search is not None and search.ended(state.c):
+        return Reason.SEARCH_OVER, {"limit": planned_c(state)}
     return Reason.DEVICES_BUSY, {}
 
 

@@ -74,7 +74,7 @@ class Reason(Enum):
         " sooner",
     )
     SEARCH_OVER = (
-        "trials hold all devices, and the search for how many may share one has ended at {limit}",
+        "trials hold all devices, and at most {limit} may share one",
         "it starts when a trial leaves a device and no trial is before it; more devices make that sooner",
     )
     NO_DEVICE = (

@@ -12,8 +12,8 @@ from fluidtune.engine.state import State
 from fluidtune.engine.trial import Trial
 from fluidtune.planning.fluid import resize_pays
 
-#: epsilon (alg. 3.2): the seconds that a resize costs. It stops no trial, but the first calls of a new worker are
-#: computed twice. `benchmarks.resize` measures these seconds (``stall``); this is judgement, for larger modules.
+#: epsilon (alg. 3.2): the seconds that a resize costs. It stops no trial on real devices, but the first calls of a
+#: new worker are computed twice: ``stall`` of `benchmarks.resize`. This is judgement, for larger modules.
 EPSILON = 0.2
 
 # Wide: the scaling limit d, and DynamicFluid's rules

@@ -49,10 +49,10 @@ class JobProgress:
         #: the job gets a device in time.
         self._phases = [[JobInfo(1.0, UNKNOWN_S, together)]]
         self._done = 0.0
-        #: TrialGroup -> number of its trials, at the look with most trials.
-        self._crowd: dict[str, int] = {}
-        #: TrialGroup -> the most devices that one of its trials could ever use, in the mean, as of the last look.
-        self._widest: dict[str, float] = {}
+        #: Trial of the look with most trials -> its group, and the most devices that it could ever use, newest known.
+        self._crowd: dict[str, tuple[str, int]] = {}
+        #: TrialGroup -> the most devices that any of its trials could ever use, as of its last look.
+        self._widest: dict[str, int] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
         self._report = self._made_report()
@@ -72,10 +72,12 @@ class JobProgress:
         if not engine.knows_trials:
             return
         groups: dict[str, list[JobInfo]] = {}
-        widest: dict[str, list[int]] = {}
+        crowd: dict[str, tuple[str, int]] = {}
+        widest: dict[str, int] = {}
         self._came = {device: self._came.get(device, now) for device in where}
         for work in engine.works_left(self._limit, self.lag):
-            widest.setdefault(work.group, []).append(work.widest)
+            crowd[work.trial] = work.group, work.widest
+            widest[work.group] = max(widest.get(work.group, 1), work.widest)
             # The height of a trial without an end says only what it has done so far.
             seconds = work.height if work.iterations is not None else max(work.height, UNKNOWN_S)
             groups.setdefault(work.group, []).append(_job(max(seconds, 1e-3) / work.base, work.base, work.useful))
@@ -89,9 +91,10 @@ class JobProgress:
         each = [halving_phases(running, self._rungs(name)) for name, running in groups.items()]
         self._phases = [list(chain.from_iterable(phase)) for phase in zip_longest(*each, fillvalue=())]
         self._done = engine.work_done()
-        self._widest.update((group, statistics.fmean(each)) for group, each in widest.items())
-        if sum(map(len, groups.values())) >= sum(self._crowd.values()):
-            self._crowd = {group: len(jobs) for group, jobs in groups.items()}
+        self._widest |= widest
+        if len(crowd) >= len(self._crowd):
+            self._crowd = crowd
+        self._crowd |= {trial: crowd[trial] for trial in crowd.keys() & self._crowd.keys()}
         self._peak = max(self._crowd_peak(), self.useful)
         self._report = self._made_report()
 
@@ -99,8 +102,9 @@ class JobProgress:
         """The most devices that the job's trials could ever use, by the widths that are known now.
 
         A guess from before anything was measured must not stay in it: T_id would be too small for the job's whole life.
+        So a trial that has ended counts for no more than the widest of its group.
         """
-        most = round(sum(self._widest[group] * count for group, count in self._crowd.items()))
+        most = sum(min(most, self._widest[group]) for group, most in self._crowd.values())
         return max(1, min(most, self._limit))
 
     def _learn(self, gpus: list[Gpu], seconds: dict[float, float]) -> None:

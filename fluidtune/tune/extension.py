@@ -74,8 +74,15 @@ class Extension:
         return again
 
     def keep(self, tune_controller: Any) -> None:
-        """Have the run's storage keep it, and only then say so: each later driver of the run goes on with it."""
-        save_state(controller_behind(tune_controller))
+        """Have the run's storage keep it, and only then say so: each later driver of the run goes on with it.
+
+        Raises:
+            FluidTuneError: the storage does not keep it.
+        """
+        try:
+            save_state(controller_behind(tune_controller))
+        except Exception as error:  # Ray raises what its storage raises
+            raise FluidTuneError(f"the run's storage does not keep what is asked for ({failure(error)}); ask again")
         said = "FluidTune: the run goes on; further samples: %d, trials that train on: %d of %d"
         logger.warning(said, self.samples, len(self.trains_on), len(self.known))
 

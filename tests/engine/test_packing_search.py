@@ -59,6 +59,7 @@ def test_packing_that_pays_is_tried_on_one_device_and_then_used_on_all():
 @pytest.mark.parametrize("slower", [2.0, 10.0])
 def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: float):
     devices = Device({1: 1.0, 2: slower, 3: 99.0, 4: 99.0})
+    assert {why.reason.label for _, _, why in devices.bench.engine.new_waits()} == {"devices_busy"}
     for _ in range(8):
         devices.turn()
         gone = [i for i in devices.said if isinstance(i, m.Suspend)]
@@ -66,6 +67,8 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
             break
     assert [i.trial for i in gone] == ["t2"]
     assert devices.bench.engine.c == 1
+    heard = {why.reason.label for _, _, why in devices.bench.engine.new_waits()}
+    assert heard == ({"search_over"} if slower < 3 else set())
     devices.move("t2")
     if slower > 3:
         devices.move(devices.until_suspended())  # one very slow iteration may be an accident, so that it is tried again
@@ -85,6 +88,9 @@ def test_the_largest_memory_seen_limits_sharing_later_too():
     devices.bench(m.Result("big", 1.0, 1, 0.45))
     devices.bench(elastic("u", 40), elastic("v", 40))
     assert devices.most() == 2
+    assert [(why.reason.label, why.numbers) for *_, why in devices.bench.engine.new_waits()] == [
+        ("search_over", (("limit", 2),))
+    ]
     devices.bench(m.TrialEnded("big", "stopped"))
     assert devices.most() == 2, "two of 0.45 fit a device, three do not"
 

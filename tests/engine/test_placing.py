@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluidtune.engine import Engine, EngineError
+from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, book, elastic, plain, release, resume, start
 
@@ -146,12 +146,6 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
 
 
 def test_the_trial_with_the_longest_path_goes_first() -> None:
-    engine = Engine()
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("last"), m.GroupAnnounced("early", tail=8.5), now=0.0)
-    started = engine.handle(
-        m.TrialAdded("long", "last", iterations=9.0),
-        m.TrialAdded("short", "early", iterations=1.0),
-        now=0.0,
-    )
-    assert [i.trial for i in started if isinstance(i, m.Start)] == ["short"]
-    assert engine.waiting == ("long",)
+    bench = Bench(1)
+    bench(m.GroupAnnounced("early", tail=8.5))
+    assert bench(plain("long", 9), plain("short", 1, group="early")) == [start("short", (0,), 1.0)]

@@ -119,7 +119,7 @@ SEARCHES: dict[Reason, tuple[dict[int, float], str]] = {
 #: Of each wait of the engine's: an engine, its events, and a part of what is said of why the last trial waits.
 WAITS: dict[Reason, tuple[Callable[[], Bench], list[m.Event], str]] = {
     Reason.DEVICES_BUSY: (lambda: Bench(1), [plain("a"), plain("b"), plain("c")], "hold all devices"),
-    Reason.SEARCH_OVER: (lambda: Bench(1, max_packing=None, search_limit=1), [plain("a"), plain("b")], "ended at 1"),
+    Reason.SEARCH_OVER: (lambda: Bench(1, max_packing=None, search_limit=1), [plain("a"), plain("b")], "at most 1 may"),
     Reason.NO_DEVICE: (Bench, [plain("a")], "the job has no device"),
     Reason.DEVICES_LEAVING: (
         lambda: Bench(1),
@@ -157,16 +157,6 @@ def test_each_wait_has_a_reason_that_is_said_once(reason: Reason) -> None:
     assert why.reason is reason and words in why.words and reason.remedy
     bench(m.GroupAnnounced("other"))
     assert bench.engine.new_waits() == []
-
-
-def test_a_wait_for_another_reason_is_said() -> None:
-    bench = Bench(1)
-    bench(plain("a"), plain("b"))
-    bench(m.DeviceLost(0))
-    assert {name: why.reason for name, why in waits(bench).items()} == dict.fromkeys("ab", Reason.NO_DEVICE)
-    bench(m.DeviceGained(1))
-    ((_, new, why),) = bench.engine.new_waits()
-    assert (new, why.reason) == ([], Reason.DEVICES_BUSY), "said of the line, whose trials are known"
 
 
 @pytest.mark.parametrize("reason", SCENARIOS, ids=lambda reason: reason.label)

@@ -128,13 +128,7 @@ def test_a_promoted_trial_goes_first_and_equals_share():
 def test_a_repeated_or_shortened_budget_is_no_promotion():
     b = bench()
     b(plain("a", 10))
-    b(
-        m.Result("a", 1.0, 1),
-        m.BudgetChanged("a", 9),
-        m.BudgetChanged("a", 4),
-        m.BudgetChanged("a", None),
-        m.BudgetChanged("a", 8),
-    )
+    b(m.Result("a", 1.0, 1), *(m.BudgetChanged("a", left) for left in (9, 4, None, 8)))
     assert b.engine.trial("a").rung == 0
 
 

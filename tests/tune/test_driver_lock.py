@@ -64,7 +64,7 @@ def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path) -> None:
     assert (tmp_path / driver_lock.FILE).exists()
 
 
-def test_another_users_driver_is_seen() -> None:
+def test_another_users_driver_is_seen_where_its_lock_may_be_read() -> None:
     """Seen: who may not write the file was only warned."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name, driven(Path(name)) as (pid, _):
         Path(name).chmod(0o777)

@@ -6,7 +6,9 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ import fluidtune
 from fluidtune import driver_lock
 from fluidtune.cli import cli
 from fluidtune.tune import extension
-from fluidtune.tune.extension import come_to_limit, lies_within
+from fluidtune.tune.extension import Extension, come_to_limit, lies_within
 from tests.tune.running import events_of, fit, logged
 from tests.tune.test_bad_input import refused
 from tests.tune.test_driver_lock import driven
@@ -43,6 +45,11 @@ def test_which_trials_train_on_and_which_lie_within_a_space() -> None:
     assert lies_within(whole, SPACE) and lies_within(whole, {**SPACE, "n": object()})
     for other in ({"x": 2.0}, {"x": "half"}, {"n": 4}, {"deep": {"k": 3}}, {"deep": 1}, {"g": "c"}, {"more": 1}):
         assert not lies_within({**whole, **other}, SPACE)
+
+
+def test_storage_that_does_not_keep_what_is_asked_for_ends_the_continuation_in_a_line() -> None:
+    gone = SimpleNamespace(checkpoint=Mock(side_effect=OSError("no route to host")))
+    refused(lambda: Extension(frozenset(), frozenset(), 1, {}, None, None).keep(gone), "no route to host", "ask again")
 
 
 @pytest.mark.ray

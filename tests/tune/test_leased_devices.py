@@ -263,16 +263,16 @@ def test_packed_trials_count_as_if_alone():
 
 
 def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement():
-    def works(count, widest):
-        return [TrialWork(f"t{k}", "g", (k,), widest, widest, 10, 0, 100.0, 10.0) for k in range(count)]
+    def works(*widest):
+        return [TrialWork(f"t{k}", "g", (k,), most, most, 10, 0, 100.0, 10.0) for k, most in enumerate(widest)]
 
-    looks = iter([works(3, MOST_GPUS), works(3, 2), works(1, 2)])
+    looks = iter([works(*[MOST_GPUS] * 4), works(2, 1, 1), works(2)])
     engine = SimpleNamespace(knows_trials=True, works_left=lambda *_: next(looks), work_done=lambda: 0.0)
     progress = progress_of(engine)
-    assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
-    # A second worker still pays, a third one does not.
+    assert valuation(progress, 1.0, 64).independent == pytest.approx(400 / 64), "nothing is known: the whole cluster"
+    # For one trial a second worker still pays; one has ended before anything was measured.
     progress.update({}, 10.0)
-    assert progress.useful == 6
+    assert progress.useful == 4
     assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 6)
     # On a share of 64 / 16 GPUs; and the six stay what the job could use, when trials have ended.
     assert valuation(progress, 16.0, 64).independent == pytest.approx(300 / 4)

@@ -27,11 +27,6 @@ def test_placement_and_neighbours_are_read_off():
     assert profile.iteration((1,), 3) == pytest.approx(1.5 * 3 / 2), "what is not recorded is time shared out"
 
 
-def test_memory_limits_the_trials_of_a_device():
-    profile = Profile("p", {"1": 1.0}, memory=0.4)
-    assert profile.fits(2) and not profile.fits(3)
-
-
 @pytest.mark.parametrize(
     "wrong, why",
     [
@@ -65,7 +60,6 @@ def test_a_file_is_written_as_plain_json_and_read(tmp_path: Path):
         ('{"seconds": {"1": 1}, "speed": 2}', "unknown keys"),
         ('{"seconds": {"1": 1}, "packed": {"two": 2}}', "number of trials"),
         ('{"seconds": {"1": "fast"}}', "'fast'"),
-        ('{"seconds": {"1": NaN}}', "nan"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(text: str | None, why: str, tmp_path: Path):
