@@ -7,7 +7,7 @@ of running trials is in `fluidtune.engine.speed`. Pure.
 A file is one JSON object:
 
     {"name": "resnet18", "seconds": {"1": 0.7, "2": 0.41, "11": 0.5, "4": 0.2},
-     "packed": {"2": 0.9, "3": 1.4}, "memory": 0.3, "resize": 0.1, "source": "where the figures are from"}
+     "packed": {"2": 0.9, "3": 1.4}, "memory": 0.3, "source": "where the figures are from"}
 
 ``seconds``: seconds per iteration by placement. A placement is the number of devices on each node, as digits: "2" is
 two devices of one node, "11" one device on each of two. ``packed``: seconds per iteration of each of p trials that
@@ -44,7 +44,6 @@ class Profile:
         packed: seconds per iteration of each of p >= 2 trials on one device. If p is missing, the trials beyond the
             nearest p below are taken to take turns with the others.
         memory: the part of a device's memory that one trial needs, 0 (none) to 1.
-        resize: seconds for which a growth stops the trial; 0 as in real runs. The engine does not reckon with it.
         source: where the times are from.
 
     Raises:
@@ -56,7 +55,6 @@ class Profile:
     seconds: Mapping[str, float]
     packed: Mapping[int, float] = field(default_factory=dict)
     memory: float = 0.0
-    resize: float = 0.0
     source: str = "given"
 
     def __post_init__(self) -> None:
@@ -78,8 +76,6 @@ class Profile:
             self._check(f"packed[{count}]", value)
         if not (_number(self.memory) and 0 <= self.memory <= 1):
             raise ProfileError(f"profile {self.name!r}: memory is {self.memory!r}, expected 0 to 1 of a device's")
-        if not (_number(self.resize) and self.resize >= 0):
-            raise ProfileError(f"profile {self.name!r}: resize is {self.resize!r}, expected seconds >= 0")
 
     def _check(self, what: str, value: Any) -> None:
         if not (_number(value) and value > 0):

@@ -103,12 +103,9 @@ def _names(pages: Path) -> list[str]:
 
 def _sections(pages: Path, name: str) -> Iterator[tuple[str, str]]:
     """Each heading of a page, and the heading with the text below it."""
-    lines = re.sub(r"^```.*?^```", _quoted, (pages / f"{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    for section in re.split(r"^(?=#)", lines, flags=re.MULTILINE):
+    page = (pages / f"{name}.md").read_text()
+    # Comments in a block of code are no headings.
+    page = re.sub(r"^```.*?^```", lambda block: block[0].replace("\n#", "\n #"), page, flags=re.DOTALL | re.MULTILINE)
+    for section in re.split(r"^(?=#)", page, flags=re.MULTILINE):
         if section.startswith("#"):
             yield section.partition("\n")[0].lstrip("# "), section
-
-
-def _quoted(block: re.Match[str]) -> str:
-    """A block of code, whose comments are no headings."""
-    return re.sub(r"^", " ", block[0], flags=re.MULTILINE)

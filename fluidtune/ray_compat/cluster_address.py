@@ -25,18 +25,18 @@ CONNECT_S, ANSWER_S = 1.0, 3.0
 #: What Ray says where there is no token, or a cluster's is another one (its gRPC status, and its own words).
 _NO_TOKEN = ("Unauthenticated", "UNAUTHENTICATED", "InvalidAuthToken", "AuthenticationError")
 #: What each process of a job needs of the session's folder of its node. Without one of them Ray ends the process.
-_NEEDED = {
-    os.X_OK: ("", "logs", "sockets"),
-    os.W_OK | os.X_OK: ("artifacts", "logs/events", "logs/export_events"),
-    os.W_OK: ("sockets/plasma_store", "sockets/raylet"),
-}
+_NEEDED = (".", "artifacts", "logs/events", "logs/export_events", "sockets/plasma_store", "sockets/raylet")
 _OF_ANOTHER_USER = "another Unix user runs it, and "
+
+
+class CannotJoin(FluidTuneError):
+    """``ray.init()`` of a job would fail after minutes, or end the process."""
 
 
 def closed(session: Path) -> str | None:
     """Why this Unix user cannot join the node of this machine with this session's folder. None: it can."""
-    needed = ((session / name, mode) for mode, names in _NEEDED.items() for name in names)
-    if all(os.access(path, mode) for path, mode in needed if os.path.exists(path)):
+    needed = filter(os.path.exists, (session / name for name in _NEEDED))
+    if all(os.access(path, os.W_OK | os.X_OK) for path in needed):
         return None
     return f"{_OF_ANOTHER_USER}{session} is not open to this one: see `fluidtune docs security`"
 
@@ -48,16 +48,18 @@ def of_token(told: str) -> str | None:
     return "this user has not its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file that has it"
 
 
-def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) -> str | None:
+def cluster_of_jobs(
+    address: str = "auto", meanwhile: Callable[[], object] = lambda: None, temp_dir: str | None = None
+) -> str | None:
     """HOST:PORT of the cluster that ``ray.init()`` of a script would join: RAY_ADDRESS, or the one started here.
 
     ``address``: that of a certain cluster, in place of a job's. None: there is none, so a job begins one of its own.
-    ``meanwhile``: done while the cluster is waited for. Raises FluidTuneError, within 4 s, for an address that is none,
-    and for a cluster that does not answer.
+    ``meanwhile``: done while the cluster is waited for. ``temp_dir``: where Ray has it, if not where it usually does.
+    Raises FluidTuneError, within 4 s, for an address that is none, and for a cluster that does not answer.
     """
     at = named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
     try:
-        at = at or read_ray_address()
+        at = at or read_ray_address(temp_dir)
         scheme, is_url, _ = (at or "").partition("://")
         if scheme in ("http", "https"):
             raise ValueError(f"{scheme}:// addresses are for `ray job` alone")
@@ -67,36 +69,26 @@ def cluster_of_jobs(address: str = "auto", meanwhile: Callable[[], object] = lam
         raise FluidTuneError(f"there is no Ray cluster at {_named(address, at)}: {error}; {remedy}") from None
     if found is None or is_url:  # such addresses are for Ray to ask
         return found
-    _reach(found, _named(address, found), None if named else get_ray_address_file(None))
+    _reach(found, _named(address, found), None if named else get_ray_address_file(temp_dir))
     told = _answer(found, not named, meanwhile)
     if told is not None:
-        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} cannot be joined: {of_token(told) or told}")
+        refusal = CannotJoin if told.startswith(_OF_ANOTHER_USER) else FluidTuneError
+        raise refusal(f"the Ray cluster at {_named(address, found)} cannot be joined: {of_token(told) or told}")
     return found
 
 
 def refuse_unjoinable(temp_dir: str | None = None) -> None:
-    """Raise FluidTuneError where the cluster that ``ray.init()`` would join has ended, or is another user's.
+    """Raise `CannotJoin` where the cluster that ``ray.init()`` would join has ended, or is another user's.
 
     It has ended where Ray has found its address, and it refuses connections. One that takes them may be slow, and one
     that RAY_ADDRESS names may be about to start: Ray waits for both.
     """
-    named, found = os.environ.get("RAY_ADDRESS"), None
-    with contextlib.suppress(ValueError, OSError):  # Ray says what is wrong with an address
-        if not named:
-            found = read_ray_address(temp_dir)
-        elif "://" not in named:
-            found = canonicalize_bootstrap_address(named)
-    if found is None:
-        return
     try:
-        _reach(found, found, None if named else get_ray_address_file(temp_dir))
-    except FluidTuneError as error:
-        if named or not isinstance(error.__context__, ConnectionRefusedError):
-            return
+        cluster_of_jobs(temp_dir=temp_dir)
+    except CannotJoin:
         raise
-    told = _answer(found, not named, lambda: None)
-    if told is not None and told.startswith(_OF_ANOTHER_USER):
-        raise FluidTuneError(f"the Ray cluster at {_named('auto', found)} cannot be joined: {told}")
+    except FluidTuneError:
+        pass  # Ray waits for it, or says what is wrong
 
 
 def _reach(found: str, named: str, file: str | None) -> None:
@@ -109,7 +101,8 @@ def _reach(found: str, named: str, file: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
         remedy = f"it has ended; delete {file}, where Ray finds its address" if file else "start it, or name another"
-        raise FluidTuneError(f"the Ray cluster at {named} does not answer ({error}): {remedy}") from None
+        refusal = CannotJoin if file and isinstance(error, ConnectionRefusedError) else FluidTuneError
+        raise refusal(f"the Ray cluster at {named} does not answer ({error}): {remedy}") from None
 
 
 def join(address: str = "auto", meanwhile: Callable[[], object] = lambda: None) -> bool:

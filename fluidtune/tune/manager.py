@@ -24,7 +24,7 @@ from ray.tune.experiment import Trial
 from fluidtune.cluster.devices.layout import refused
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.checkpoint_deletion import delete_what_is_due, keep_what_trials_go_on_from
+from fluidtune.ray_compat.checkpoint_deletion import keep_what_trials_go_on_from
 from fluidtune.ray_compat.controller import ActorManager, TrackedActor, extend_controller, let_go, replace_actor_manager
 from fluidtune.trials import messages as life
 from fluidtune.trials.life_states import HELD
@@ -309,10 +309,6 @@ class FluidActorManager(ActorManager):
             if trial.status == Trial.TERMINATED and self.hosts(trial.trial_id):
                 self.job.trial_removed(trial)  # a stopper may have ended paused trials together with all others
         self._over = True
-        try:
-            delete_what_is_due()
-        except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
-            logger.warning("FluidTune: a checkpoint stays that no trial goes on from: %s", error)
         self.job.snapshots.run_ended(saved)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from fluidtune.cluster.pool import WorkerPool
 from fluidtune.engine import Engine, Why
 from fluidtune.engine import messages as m
 from fluidtune.memory_trim import MemoryTrim
+from fluidtune.ray_compat.checkpoint_deletion import delete_what_is_due
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     HASH_SEED,
@@ -238,6 +239,7 @@ class TuningJob:
             self.log.ended(trial.trial_id, "stopped")
 
     def _delete_commits(self, trial: Trial) -> None:
+        delete_what_is_due()  # the trial goes on from no checkpoint any more
         if self.has_commits(trial):
             delete_commits(trial.storage)
 

@@ -277,14 +277,13 @@ class Twin:
         """The resize is done if all new workers are there. An iteration under way goes on at the new width."""
         if run.wanted is None or not run.joined >= set(run.wanted) - set(run.devices):
             return
-        pause = self.job.profile.resize if run.joined else 0.0
         # Processes of followers that are dropped are ended, as `cluster.pool` ends them.
         run.devices, run.wanted, run.joined = run.wanted, None, set()
         self.resizes += 1
         self._events.append(m.Resized(run.trial, run.devices))
         if run.step is not None:
             run.step.mixed = True
-            self._go_on(run, run.step, pause)
+            self._go_on(run, run.step)
 
     # Iterations
 
@@ -323,11 +322,10 @@ class Twin:
             if run.step is not None and self._seconds(run) != run.step.seconds:
                 self._go_on(run, run.step)
 
-    def _go_on(self, run: _Run, step: _Step, pause: float = 0.0) -> None:
-        """The iteration under way goes on at the pace of this moment, after a pause."""
-        passed = max(0.0, self.now - step.since)
-        step.left = max(0.0, step.left - passed / step.seconds)
-        step.since, step.seconds = max(step.since, self.now) + pause, self._seconds(run)
+    def _go_on(self, run: _Run, step: _Step) -> None:
+        """The iteration under way goes on at the pace of this moment."""
+        step.left = max(0.0, step.left - (self.now - step.since) / step.seconds)
+        step.since, step.seconds = self.now, self._seconds(run)
         self._schedule(run)
 
     def _done(self, run: _Run, step: _Step) -> None:

@@ -21,7 +21,7 @@ from tests.salus.processes import as_another_user
 @pytest.fixture
 def emulation(tmp_path: Path) -> Emulation:
     (tmp_path / "board").mkdir()
-    return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4, resize=0.0), str(tmp_path / "board"))
+    return Emulation(Profile("p", {"1": 1.0, "2": 0.6}, {2: 1.5}, memory=0.4), str(tmp_path / "board"))
 
 
 class Place:

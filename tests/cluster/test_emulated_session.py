@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +16,12 @@ from fluidtune.profiles import Profile
 from tests.contracts.processes import until
 from tests.contracts.worker_sessions import LeaderContract, SessionCase
 
-#: Seconds that a growth stops the trial for.
-PAUSE_S = 0.05
-
 
 def emulation_in(folder: Path, **widths: float) -> Emulation:
     """Three devices. ``widths``: seconds of an iteration by number of devices, each name with an underscore."""
     (folder / "board").mkdir()
     seconds = {name.strip("_"): each for name, each in widths.items()}
-    return Emulation(Profile("p", seconds, {2: 1.5}, memory=0.4, resize=PAUSE_S), str(folder / "board"))
+    return Emulation(Profile("p", seconds, {2: 1.5}, memory=0.4), str(folder / "board"))
 
 
 class EmulatedCase(SessionCase):
@@ -121,12 +117,3 @@ def test_a_trial_goes_on_when_its_board_is_removed(group: Group, tmp_path: Path)
     assert group.leader.placement() == ((1,), 1) and group.leader.facts().width == 1
     group.leader.leave()
     assert group.board.count(0) == 1
-
-
-def test_the_trial_stops_once_when_a_follower_has_come(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    group.attached(1)
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    group.leader.placement()
-    group.leader.placement()
-    assert slept == [PAUSE_S]

@@ -58,7 +58,7 @@ def test_what_is_equal_to_the_bit_is_equal_anywhere(exact):
         ({"best": 0.25}, "'best' of elastic.state()"),
         (
             {"steps": 8, "best": 0.25, "weight": 3},
-            "the module, 'steps' of elastic.state() and 'best' of elastic.state()",
+            "the module, 'steps' of elastic.state(), 'best' of elastic.state()",
         ),
         ({"loose": 3.0}, "a parameter that belongs to no module"),
         ({"gradient": torch.ones(2)}, "a gradient"),

@@ -44,15 +44,14 @@ def test_start_up_counts_and_processes_start_a_few_at_a_time():
 
 
 SPEEDS = st.builds(
-    lambda one, two, four, crowd2, crowd4, resize: Profile(
-        "any", {"1": one, "2": one * two, "4": one * two * four}, {2: one * crowd2, 4: one * crowd4}, 0.1, resize
+    lambda one, two, four, crowd2, crowd4: Profile(
+        "any", {"1": one, "2": one * two, "4": one * two * four}, {2: one * crowd2, 4: one * crowd4}, 0.1
     ),
     st.floats(0.2, 3.0),
     st.floats(0.4, 1.1),
     st.floats(0.4, 1.1),
     st.floats(0.8, 2.2),
     st.floats(1.2, 4.5),
-    st.floats(0.0, 0.5),
 )
 COSTS = st.builds(
     Costs,

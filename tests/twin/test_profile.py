@@ -37,7 +37,6 @@ def test_placement_and_neighbours_are_read_off():
         ({"seconds": {"1": 1.0}, "packed": {1: 1.0}}, "the key 1"),
         ({"seconds": {"1": 1.0}, "packed": {2: math.inf}}, "inf"),
         ({"seconds": {"1": 1.0}, "memory": 2.0}, "memory is 2.0"),
-        ({"seconds": {"1": 1.0}, "resize": -1}, "resize is -1"),
     ],
 )
 def test_a_wrong_profile_says_what_is_wrong(wrong: dict, why: str):

@@ -72,11 +72,9 @@ class EmulatedSession(LeaderSession):
         return nodes, max(1, self._board.count(self._device))
 
     def _look(self) -> None:
-        """Take in the followers that have come, and forget those that have gone. Pauses if one has come."""
+        """Take in the followers that have come, and forget those that have gone."""
         others = self._board.devices_of(self._group) if self._leads else []
         now = sorted({self._device, *others})  # also where the board was removed
-        if set(now) - set(self._devices):
-            time.sleep(self._profile.resize)
         if now != self._devices:
             self._devices, self._width = now, 0
 

@@ -79,7 +79,7 @@ def differences(
     if metrics := list(_metrics_apart(reports, then.reports, compare)):
         said.append("reports " + ", ".join(metrics[:_NAMED]))
     if parts := list(_parts_apart(now, then, names, compare)):
-        said.append(f"ends with other values of {_listed(parts[:_NAMED])}")
+        said.append(f"ends with other values of {', '.join(parts[:_NAMED])}")
     return " and ".join(said) or None
 
 
@@ -224,7 +224,3 @@ def _short(value: Any) -> str:
         value = value.item()
     said = f"{value:.6g}" if isinstance(value, float) else str(value)
     return said if len(said) <= 40 else f"{said[:37]}..."
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

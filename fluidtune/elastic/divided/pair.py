@@ -78,7 +78,8 @@ class Pair:
     def _begun(self, transfer: Callable[..., Any], tensor: torch.Tensor) -> Any:
         """NCCL connects the two in the first transfer, and may refuse to."""
         try:
-            return transfer([_real(tensor)], 1 - self._rank, 0)
+            # A complex tensor goes as one of pairs of numbers.
+            return transfer([torch.view_as_real(tensor) if tensor.is_complex() else tensor], 1 - self._rank, 0)
         except RuntimeError as error:
             raise ConnectionResetError(f"the transfer failed: {error}") from error
 
@@ -98,8 +99,3 @@ class Pair:
         group, self._group = self._group, None
         with suppress(RuntimeError, AttributeError):
             group.abort()
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as one of pairs of numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
