@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ray.train._internal.checkpoint_manager import _CheckpointManager as CheckpointManager
 from ray.train._internal.session import _TrainingResult as TrainingResult
@@ -17,7 +16,7 @@ class Run:
 
     checkpoint: Checkpoint | None = None
 
-    def get_live_trials(self) -> list[Any]:
+    def get_live_trials(self) -> list[Run]:
         return [self]
 
 
@@ -25,16 +24,12 @@ def test_a_checkpoint_stays_until_no_trial_goes_on_from_it(tmp_path: Path) -> No
     """Seen: with ``num_to_keep=2`` a trial of PBT failed, as the trial that it was to copy had gone on."""
     run, donor = Run(), CheckpointManager(CheckpointConfig(num_to_keep=1))
     keep_what_trials_go_on_from(run)  # type: ignore[arg-type]
-
-    def saved(number: int) -> Checkpoint:
-        (tmp_path / str(number)).mkdir()
-        donor.register_checkpoint(TrainingResult(Checkpoint(str(tmp_path / str(number))), {}))
-        return donor.latest_checkpoint_result.checkpoint
-
-    run.checkpoint = saved(0)
-    saved(1)
-    last = saved(2)
+    saved = [Checkpoint(str(tmp_path / name)) for name in "012"]
+    run.checkpoint = saved[0]
+    for checkpoint in saved:
+        Path(checkpoint.path).mkdir()
+        donor.register_checkpoint(TrainingResult(checkpoint, {}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
-    run.checkpoint = last
+    run.checkpoint = saved[2]
     delete_what_is_due()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]

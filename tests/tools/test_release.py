@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.house_rules import PACKAGES
-from tools.release import PAGES, ROOT, cut, environments, misplaced, tracked
+from tools.release import PAGES, ROOT, cut, misplaced, tracked
 
 #: What users have who install fluidtune alone: the packages of pyproject.toml's dependencies, as they are imported, and
 #: the last two, which `ray[tune]` asks for.
@@ -73,10 +73,3 @@ def test_a_release_is_cut_from_the_changelog(tmp_path: Path):
     assert "\n## 0.3.0 - 2026-11-29\n\n- new\n" in log.read_text() and '__version__ = "0.3.0"' in package.read_text()
     with pytest.raises(SystemExit, match="nothing to release"):
         cut("0.4.0", tmp_path, "2026-11-29")
-
-
-def test_a_python_that_does_not_run_is_not_tried(tmp_path: Path, monkeypatch):
-    (tmp_path / "python3.12").write_text("#!/bin/sh\nexit 127\n")
-    (tmp_path / "python3.12").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert environments() == [(sys.executable, "constraints.txt"), (sys.executable, "constraints-oldest.txt")]

@@ -13,12 +13,8 @@ from fluidtune.tune.snapshots import Snapshots
 def snapshots(delete: Any, save: Any = None) -> Any:
     """Those of a run whose trial "a" has ended. ``save`` is called when Tune is to save its state."""
     syncer = SimpleNamespace(storage_filesystem=None, sync_period=0.0, sync_timeout=0.0, wait=lambda: None)
-    controller = SimpleNamespace(
-        get_trials=lambda: [],
-        _storage=SimpleNamespace(syncer=syncer),
-        _cached_trial_decisions={},
-        checkpoint=lambda force: save(force),
-    )
+    private = {"_storage": SimpleNamespace(syncer=syncer), "_cached_trial_decisions": {}}
+    controller = SimpleNamespace(get_trials=lambda: [], checkpoint=lambda force: save(force), **private)
     made: Any = Snapshots(controller, delete)
     made.trial_ended("a")
     return made
