@@ -32,7 +32,7 @@ def _delete_unless_needed(fs: Any, fs_path: str) -> None:
 
 def delete_what_is_due() -> None:
     """Delete the checkpoints from which no trial goes on any more."""
-    trials = [trial for run in _runs for trial in run.get_live_trials()]
+    trials = [trial for run in list(_runs) for trial in list(run.get_live_trials())]  # runs may have a thread each
     needed = {trial.checkpoint.path for trial in trials if trial.checkpoint is not None}
     for path in _due.keys() - needed:
         _delete(fs=_due.pop(path), fs_path=path)
