@@ -85,10 +85,9 @@ def refuse_unjoinable(temp_dir: str | None = None) -> None:
     """
     try:
         cluster_of_jobs(temp_dir=temp_dir)
-    except CannotJoin:
-        raise
-    except FluidTuneError:
-        pass  # Ray waits for it, or says what is wrong
+    except FluidTuneError as error:  # Ray waits for such a cluster, or says what is wrong
+        if isinstance(error, CannotJoin):
+            raise
 
 
 def _reach(found: str, named: str, file: str | None) -> None:

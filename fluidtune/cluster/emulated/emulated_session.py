@@ -27,11 +27,11 @@ class EmulatedSession(LeaderSession):
     """
 
     def __init__(self, device: int, emulation: Emulation):
-        self._device, self._profile = device, emulation.profile
+        self._device = device
         self._board = OccupancyBoard(emulation.board, emulation.owner)
         #: The number of its group: that of no other session.
         self._group = int.from_bytes(os.urandom(4), "little") | 1
-        self._leads = self._profile.widest > 1
+        self._leads = emulation.profile.widest > 1
         #: The devices of the group at the last look.
         self._devices = [device]
         #: The width in the last iteration; 0: it changed meanwhile.

@@ -10,6 +10,7 @@ from typing import Any
 
 from fluidtune.cluster.sharing.lanes import Eviction, causes
 from fluidtune.device_kinds import KINDS, started
+from fluidtune.error_lines import first_line
 from salus_share.memory import CONTEXT, beside_allocator, is_out_of_memory, memory_left
 from salus_share.telemetry import DeviceSample, Telemetry
 
@@ -52,7 +53,7 @@ def failure_of_device() -> str | None:
         for each in started().values():
             each.synchronize()
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return None
 
 
